@@ -27,7 +27,7 @@ from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.data import device_data
-from edge_server.release.rollout.orders import boards_with, open_rollout
+from edge_server.release.rollout.orders import boards_using, open_rollout
 from edge_server.release.store import StoredRelease, find_release
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, CorruptFile
@@ -312,8 +312,8 @@ def test_a_poisoned_release_and_one_that_lost_its_accuracy_end_at_the_first_boar
             assert (found.outcome, len(found.taken)) == ("taken-back", 1)
             [reason] = found.failures.values()
             assert gate in reason
-            assert boards_with(site.runs, stored.manifest.reference) == []
-    assert boards_with(site.runs, "digits/1") == list(BOARDS)
+            assert boards_using(site.runs, stored.manifest.reference) == []
+    assert boards_using(site.runs, "digits/1") == list(BOARDS)
     assert all(set(board.versions) == {"1"} for board in site.boards.values())
     assert "serves models and takes no tasks" in (site.folder / "pi-0.log").read_text()
 

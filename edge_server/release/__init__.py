@@ -1,1 +1,1 @@
-"""Trained models as files that others run: exports, and releases that are kept and never change."""
+"""Model export and immutable releases: creation, storage, rollout and serving."""

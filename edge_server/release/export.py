@@ -1,4 +1,4 @@
-"""A run's model as one file for people: ONNX with its weights inside, safetensors, or TorchScript."""
+"""Export a run's model to one file: ONNX with weights, safetensors or TorchScript."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edge_server.release.graph import (
     INPUT,
     OUTPUT,
     TRACED_EXAMPLES,
+    embed_weights,
+    require_equal_outputs,
     require_parity,
-    require_same,
     trace_graph,
-    with_weights,
 )
 from edge_server.release.run_model import RunModel, make_probes
 from shared.errors import ConfigError, Unwritable
@@ -30,19 +30,19 @@ from shared.tensors import file
 from shared.tensors.tree import State
 
 SUFFIXES: Mapping[str, str] = {"onnx": ".onnx", "safetensors": ".safetensors", "torchscript": ".pt"}
-"""Formats, with what the names of their files end in."""
+"""File name suffix of each format."""
 
 
 class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written.
+    """Summary of an exported file, as the command line prints it.
 
     Attributes:
-        format: One of `SUFFIXES`.
-        size: In bytes.
+        format: A key of `SUFFIXES`.
+        size: Bytes of the file.
         input: Shape of one input, without the batch.
-        output: Shape of one output.
-        error: Largest difference from PyTorch on made-up inputs, as a share of the largest output; None where the file
-            is no program.
+        output: Shape of one output, without the batch.
+        error: Largest difference from PyTorch on random inputs, as a share of the largest output; None for
+            safetensors, which holds no graph to run.
     """
 
     file: str
@@ -57,15 +57,14 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_model(run_model: RunModel, file_format: str, out: Path) -> ExportedFile:
-    """Write a model, whole or not at all.
+    """Write a model to a file atomically, replacing an existing file.
 
     Args:
-        file_format: One of `SUFFIXES`.
-        out: The file; what it held is replaced.
+        file_format: A key of `SUFFIXES`.
 
     Raises:
-        ConfigError: The network cannot be written so, or nothing can be written there.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The network cannot be exported in this format, or the file cannot be written.
+        Unwritable: The disk is full.
     """
     probes = make_probes(run_model.model.layers, run_model.example, run_model.what)
     write: Mapping[str, Callable[[], float | None]] = {
@@ -95,7 +94,7 @@ def export_model(run_model: RunModel, file_format: str, out: Path) -> ExportedFi
 
 def _write_onnx(run_model: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
     graph = trace_graph(run_model.model.layers, run_model.example, (INPUT, OUTPUT), run_model.what)
-    data = with_weights(graph, run_model.tree)
+    data = embed_weights(graph, run_model.tree)
     error = require_parity(data, probes, run_model.what)
     replace_file(out, data)
     return error
@@ -112,13 +111,13 @@ def _write_torchscript(run_model: RunModel, probes: tuple[Tensor, Tensor], out: 
     buffer = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # that torch would rather have another format
+            warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
             traced = torch.jit.trace(run_model.model.layers, (inputs[:TRACED_EXAMPLES],), check_trace=False)
             outputs = [traced(inputs[:count]).numpy() for count in (len(inputs), 1)]
             torch.jit.save(traced, buffer)
     except FAULTS as fault:
         problem = str(fault).partition("\n")[0]
         raise ConfigError(f"{run_model.what} cannot be written as TorchScript: {problem}") from fault
-    error = require_same(outputs, expected, run_model.what)
+    error = require_equal_outputs(outputs, expected, run_model.what)
     replace_file(out, buffer.getvalue())
     return error

@@ -1,9 +1,9 @@
-"""A network as an ONNX graph: its layers traced once, its parameters bound to it by their names.
+"""ONNX export of a network, with parameters bound to the graph by name.
 
-What is traced holds made-up numbers, so that the graph says nothing of any training: two models of one architecture
-have the same graph, byte for byte. `torch.onnx` writes it by its TorchScript exporter, which needs the package `onnx`
-alone, where the newer one needs `onnxscript` too and takes ten seconds. Constants are not folded and layers not fused:
-each parameter stays an initializer of its own, under the name that it has in the network.
+The traced copy holds random placeholders, so that the graph does not depend on training: two models of one
+architecture have the same graph, byte for byte. `torch.onnx` exports with its TorchScript exporter, which needs only
+the package `onnx`; the newer exporter also needs `onnxscript` and takes ten seconds. Constants are not folded and
+layers not fused, so that each parameter remains a separate initializer under its name in the network.
 """
 
 from __future__ import annotations
@@ -33,25 +33,19 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 OPSET = 17
-"""Read by ONNX Runtime 1.12 and later; boards may have 1.17 or newer. torch's exporter writes IR version 8 with it."""
+"""Supported by ONNX Runtime 1.12 and later; boards run 1.17 or newer. torch's exporter uses IR version 8 with it."""
 INPUT, FEATURES, OUTPUT, BATCH = "input", "features", "output", "batch"
 TRACED_EXAMPLES = 2
-"""A batch of one would be taken for a constant."""
-MOST_ERROR = 1e-5
-"""Largest difference from what PyTorch computes, as a share of its largest output."""
+"""With a batch of one, the exporter would treat the batch size as a constant."""
+MAX_ERROR = 1e-5
+"""Largest accepted difference from PyTorch's outputs, as a share of the largest."""
 PLACEHOLDER_SEED = 0
 EXTERNAL = 1
 """`TensorProto.EXTERNAL`."""
 
 
 class ByteRange(NamedTuple):
-    """Where in a file a parameter's bytes lie.
-
-    Attributes:
-        file: Its name, in the folder of the graph.
-        offset: Of the first byte.
-        length: In bytes.
-    """
+    """Location of a parameter's bytes, in a file beside the graph."""
 
     file: str
     offset: int
@@ -59,11 +53,11 @@ class ByteRange(NamedTuple):
 
 
 class TracedGraph(NamedTuple):
-    """A graph without parameters.
+    """An exported graph with placeholders in place of the parameters.
 
     Attributes:
-        proto: `onnx.ModelProto`.
-        input: What goes in; the first extent is the batch, -1.
+        proto: An `onnx.ModelProto`, untyped because `onnx` is optional.
+        input: Its first dimension is the batch, -1.
         parameters: Names of the initializers that are parameters of the network, in the graph's order.
     """
 
@@ -74,41 +68,41 @@ class TracedGraph(NamedTuple):
 
 
 def trace_graph(layers: nn.Module, example: Sequence[int], names: tuple[str, str], what: str) -> TracedGraph:
-    """Trace layers as they evaluate.
+    """Trace layers in evaluation mode.
 
     Args:
-        layers: With storage; they are not changed. Tensors that are no floating numbers become part of the graph.
+        layers: Not modified. Tensors of non-floating types become constants of the graph.
         example: Shape of one input, without the batch.
-        names: Of input and output.
-        what: The network, for the error.
+        names: Input name and output name.
+        what: Description of the network for error messages.
 
     Raises:
-        ConfigError: There is an operator that ONNX or the exporter does not know, or the layers do not take the input.
+        ConfigError: ONNX or the exporter does not support an operator, or the layers do not accept the input.
         ModuleNotFoundError: The package `onnx` is not installed.
     """
-    import onnx  # noqa: PLC0415 - of an extra; torch would name no package
+    import onnx  # noqa: PLC0415 - an optional dependency; torch's error would not name the package
 
-    traced = _with_placeholders(layers)
+    traced = _copy_with_placeholders(layers)
     inputs = torch.zeros((TRACED_EXAMPLES, *example))
     buffer = io.BytesIO()
     try:
-        with warnings.catch_warnings(), torch.no_grad(), _muted():
-            warnings.simplefilter("ignore")  # that this exporter is not the newest, and of constants not folded
+        with warnings.catch_warnings(), torch.no_grad(), _silence_stdout():
+            warnings.simplefilter("ignore")  # the exporter warns that it is deprecated and that folding is off
             outputs = traced(inputs)
             torch.onnx.export(
                 traced,
                 (inputs,),
-                buffer,  # type: ignore[arg-type]  # this exporter writes into any file
+                buffer,  # type: ignore[arg-type]  # this exporter accepts any binary file
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=[names[0]],
                 output_names=[names[1]],
                 dynamic_axes={name: {0: BATCH} for name in names},
                 do_constant_folding=False,
-                training=torch.onnx.TrainingMode.PRESERVE,  # else BatchNorm would be fused away
+                training=torch.onnx.TrainingMode.PRESERVE,  # otherwise BatchNorm would be fused
             )
     except FAULTS as error:
-        raise ConfigError(f"{what} cannot be written as ONNX: {_reason(error)}") from error
+        raise ConfigError(f"{what} cannot be written as ONNX: {_describe_export_fault(error)}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(f"{what} cannot be written as ONNX: it returns a {type(outputs).__name__}, not one tensor")
     proto = onnx.load_model_from_string(buffer.getvalue())
@@ -122,8 +116,8 @@ def trace_graph(layers: nn.Module, example: Sequence[int], names: tuple[str, str
 
 
 @contextmanager
-def _muted() -> Iterator[None]:
-    """Keep what torch writes there itself off the standard output: where it gives up it prints the whole graph."""
+def _silence_stdout() -> Iterator[None]:
+    """Discard writes to file descriptor 1: torch prints the whole graph when the export fails."""
     sys.stdout.flush()
     stdout_copy, sink = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -135,16 +129,16 @@ def _muted() -> Iterator[None]:
         os.close(sink)
 
 
-def _reason(error: BaseException) -> str:
-    """Return why the exporter gives up: the operator that it does not know, or the first line of what it says."""
+def _describe_export_fault(error: BaseException) -> str:
+    """Name the unsupported operator, or return the first line of the exporter's error."""
     text = str(error).strip() or type(error).__name__
     if match := re.search(r"operator '([^']+)'", text):
         return f"operator {match[1]} is not known in opset {OPSET}; replace it in the network"
     return text.partition("\n")[0]
 
 
-def _with_placeholders(layers: nn.Module) -> nn.Module:
-    """Return a copy that holds made-up floating numbers, no two tensors alike: equal ones would become one."""
+def _copy_with_placeholders(layers: nn.Module) -> nn.Module:
+    """Copy layers with random floating-point tensors; the exporter would merge equal ones."""
     traced = copy.deepcopy(layers).eval()
     generator = torch.Generator().manual_seed(PLACEHOLDER_SEED)
     with torch.no_grad():
@@ -154,26 +148,18 @@ def _with_placeholders(layers: nn.Module) -> nn.Module:
     return traced
 
 
-def with_weights(graph: TracedGraph, tree: Tree) -> bytes:
-    """Return a graph that holds its parameters.
-
-    Args:
-        graph: Without them; not changed.
-    """
+def embed_weights(graph: TracedGraph, tree: Tree) -> bytes:
+    """Serialise a graph together with its parameters."""
     proto = copy.deepcopy(graph.proto)
-    for initializer in _parameters(graph, proto):
+    for initializer in _parameter_initializers(graph, proto):
         initializer.raw_data = bytes(tensor_bytes(tree[initializer.name]))
-    return _serialised(proto)
+    return _serialise(proto)
 
 
-def without_weights(graph: TracedGraph, ranges: Mapping[str, ByteRange]) -> bytes:
-    """Return a graph whose parameters lie in a file beside it, or are bound to it by their names.
-
-    Args:
-        ranges: Where each parameter lies.
-    """
+def reference_weights(graph: TracedGraph, ranges: Mapping[str, ByteRange]) -> bytes:
+    """Serialise a graph that references its parameters by byte range in a file, or binds them by name."""
     proto = copy.deepcopy(graph.proto)
-    for initializer in _parameters(graph, proto):
+    for initializer in _parameter_initializers(graph, proto):
         initializer.ClearField("raw_data")
         initializer.data_location = EXTERNAL
         byte_range = ranges[initializer.name]
@@ -181,35 +167,35 @@ def without_weights(graph: TracedGraph, ranges: Mapping[str, ByteRange]) -> byte
         for key, value in location.items():
             entry = initializer.external_data.add()
             entry.key, entry.value = key, value
-    return _serialised(proto)
+    return _serialise(proto)
 
 
-def _parameters(graph: TracedGraph, proto: Any) -> list[Any]:
+def _parameter_initializers(graph: TracedGraph, proto: Any) -> list[Any]:
     names = set(graph.parameters)
     return [initializer for initializer in proto.graph.initializer if initializer.name in names]
 
 
-def _serialised(proto: Any) -> bytes:
-    proto.producer_version = ""  # torch's: another version that writes the same graph gives the same bytes
+def _serialise(proto: Any) -> bytes:
+    proto.producer_version = ""  # holds torch's version; the bytes should depend on the graph only
     data = proto.SerializeToString(deterministic=True)
     assert isinstance(data, bytes)
     return data
 
 
 def open_graph(data: bytes, tree: Tree | None = None) -> InferenceSession:
-    """Return ONNX Runtime's session of a graph, on one thread of the CPU.
+    """Open a graph in ONNX Runtime, on one CPU thread.
 
     Args:
-        tree: What is bound to it by name; none where it holds its parameters.
+        tree: Parameters to bind by name; None if the graph contains them.
 
     Raises:
         ModuleNotFoundError: ONNX Runtime is not installed.
     """
-    import onnxruntime  # noqa: PLC0415 - of an extra
+    import onnxruntime  # noqa: PLC0415 - an optional dependency
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors alone
+    options.log_severity_level = 3  # errors only
     if tree:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(leaf.contiguous().numpy()) for leaf in tree.values()]
         options.add_external_initializers(list(tree), values)
@@ -217,27 +203,18 @@ def open_graph(data: bytes, tree: Tree | None = None) -> InferenceSession:
 
 
 def run_session(session: InferenceSession, inputs: Tensor) -> NDArray[np.float32]:
-    """Return what a session computes of inputs, float32 of shape (B, ...)."""
+    """Run a session on inputs of shape (B, ...); return float32 outputs of shape (B, ...)."""
     [outputs] = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     return outputs  # type: ignore[no-any-return]
 
 
 def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[np.float32]:
-    """Return what ONNX Runtime computes, float32 of shape (B, ...); raise as `open_graph`.
-
-    Args:
-        inputs: float32 of shape (B, ...).
-        tree: What is bound to it by name; none where it holds its parameters.
-    """
+    """Open a graph as `open_graph` does and run it on float32 inputs of shape (B, ...)."""
     return run_session(open_graph(data, tree), inputs)
 
 
 def relative_error(outputs: NDArray[np.float32], expected: Tensor) -> float:
-    """Return the largest difference as a share of the largest expected number; infinite where a shape differs or NaN.
-
-    Args:
-        outputs: What another program computed.
-    """
+    """Return the largest difference as a share of the largest expected value; infinite for NaN or unequal shapes."""
     if outputs.shape != tuple(expected.shape):
         return math.inf
     largest = float(expected.abs().max())
@@ -248,41 +225,44 @@ def relative_error(outputs: NDArray[np.float32], expected: Tensor) -> float:
 
 
 def require_parity(data: bytes, probes: tuple[Tensor, Tensor], what: str, tree: Tree | None = None) -> float:
-    """Return by how much ONNX Runtime differs from PyTorch, in batches of all probes and of one.
+    """Check ONNX Runtime's outputs against PyTorch's, for all probes at once and for the first alone.
 
     Args:
-        probes: Inputs of shape (N, ...) and what PyTorch makes of them.
-        what: The network, for the error.
-        tree: As `run_graph` takes it.
+        probes: Inputs of shape (N, ...) and PyTorch's outputs for them.
+        what: Description of the network for error messages.
+        tree: Parameters to bind by name; None if the graph contains them.
+
+    Returns:
+        The largest relative error.
 
     Raises:
-        ConfigError: It differs by more than `MOST_ERROR`.
+        ConfigError: The error exceeds `MAX_ERROR`, or ONNX Runtime cannot run the graph.
     """
     inputs, expected = probes
     try:
         outputs = [run_graph(data, inputs[:count], tree) for count in (len(inputs), 1)]
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # of its C++ code, by no common class
+    except Exception as error:  # errors of its C++ code share no base class
         problem = str(error).partition("\n")[0]
-        raise ConfigError(f"{what}: ONNX Runtime does not run its graph: {problem}") from error
-    return require_same(outputs, expected, what)
+        raise ConfigError(f"{what}: ONNX Runtime cannot run its graph: {problem}") from error
+    return require_equal_outputs(outputs, expected, what)
 
 
-def require_same(outputs: Sequence[NDArray[np.float32]], expected: Tensor, what: str) -> float:
-    """Return by how much outputs differ from PyTorch's, as a share of the largest.
+def require_equal_outputs(outputs: Sequence[NDArray[np.float32]], expected: Tensor, what: str) -> float:
+    """Check outputs against PyTorch's; return the largest relative error.
 
     Args:
-        outputs: Of batches of the first probes, each of shape (B, ...).
-        what: The network, for the error.
+        outputs: Results for batches of the first probes, each of shape (B, ...).
+        what: Description of the network for error messages.
 
     Raises:
-        ConfigError: They differ by more than `MOST_ERROR`.
+        ConfigError: The error exceeds `MAX_ERROR`.
     """
     error = max(relative_error(batch, expected[: len(batch)]) for batch in outputs)
-    if error > MOST_ERROR:
+    if error > MAX_ERROR:
         raise ConfigError(
-            f"{what}: what was exported computes something else, by {error:.1e} of the largest output; what a network "
-            "decides by its input's values, or by the size of a batch, cannot be exported"
+            f"{what}: the exported graph differs from PyTorch by {error:.1e} of the largest output; remove control "
+            "flow that depends on input values or on the batch size"
         )
     return error

@@ -1,4 +1,4 @@
-"""The model of a run as it is evaluated: which round's, its parameters, what it takes, what its classes are called."""
+"""Load a run's trained model with its input shape, classes and preprocessing."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ log = logging.getLogger(__name__)
 PROBES, PROBE_SEED = 10, 0
 PICTURE_EXTENTS = 3
 LAYOUTS = {1: "NF", 2: "NCL", 3: "NCHW"}
-"""By the number of extents of one input: features; channels and length; channels, height and width."""
+"""Tensor layout by the number of dimensions of one input."""
 
 
 @dataclass(frozen=True)
 class RunModel:
-    """A trained network.
+    """A trained network with its metadata.
 
     Attributes:
-        model: With its parameters, as it evaluates.
-        tree: The same parameters and buffers, by the network's names; all finite.
+        model: Network in evaluation mode.
+        tree: The model's parameters and buffers, by the network's names; all finite.
         example: Shape of one input, without the batch.
-        classes: Names of the classes; empty for numbers.
-        preprocessing: What was done to the examples.
-        source: Which run and round.
+        classes: Class names; empty if classes are numbered only.
+        source: Run and round of the model, and its accuracy.
     """
 
     plan: Plan
@@ -62,51 +61,54 @@ class RunModel:
 
     @property
     def what(self) -> str:
-        """What messages call it."""
+        """Description for messages."""
         return f"model {self.plan.model.name!r} of run {self.source.run}, round {self.source.round}"
 
 
 def read_model(run: Run, number: int | None = None, example: Sequence[int] = ()) -> RunModel:
-    """Return the model of a run after a round.
+    """Load the global model of a run after a round.
 
     Args:
-        number: After which round; None for the most accurate that the run keeps, or the last where its plan keeps that.
-        example: Shape of one input; empty for that of the plan's data, or else what the network is made for.
+        number: Round; None for the most accurate stored one, or the last one if the plan keeps that.
+        example: Shape of one input; empty for that of the plan's data, or else the network's declared one.
 
     Raises:
-        ConfigError: The run keeps no such model, or no whole one; the model has numbers that are none, or does not take
-            such inputs; it is of a network that this process may not import.
+        ConfigError: The run stores no complete model of that round, its parameters are not finite, its input shape is
+            unknown, or its network may not be imported.
         CorruptFile: The checkpoint is damaged.
     """
     start = run.opened
     if start is None:
-        raise ConfigError(f"run {run.folder.name} never began, so it has no model")
+        raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
     plan = start.plan
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-    number = number or _usual_round(run, plan)
+    number = number or _default_round(run, plan)
     try:
-        state = file.load(_kept_path(run, number))
-    except FileNotFoundError as error:  # its server went on between the look and this
-        raise ConfigError(f"run {run.folder.name} keeps its model of round {number} no more; try again") from error
-    tree = _whole(evaluated_parameters(algorithm, state), build_blank(plan.model), run, number)
+        state = file.load(_checkpoint_path(run, number))
+    except FileNotFoundError as error:  # a running server replaced the checkpoint after it was listed
+        raise ConfigError(f"run {run.folder.name} has replaced its model of round {number}; try again") from error
+    tree = _select_network_state(evaluated_parameters(algorithm, state), build_blank(plan.model), run, number)
     model = build_zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
-    examples = None if example else test_examples(plan)
+    examples = None if example else load_test_examples(plan)
     shape = tuple(example) or (() if examples is None else tuple(examples.inputs.shape[1:])) or model.example
     if not shape:
-        raise ConfigError(f"model {plan.model.name!r} does not say what examples it is made for; give --example")
-    classes = _class_names(plan, examples, run.records)
-    source = _source(run, algorithm, number)
-    prepared = _preprocessing(_inputs(plan, run.records), shape)
+        raise ConfigError(f"model {plan.model.name!r} declares no input shape; give --example")
+    classes = _find_class_names(plan, examples, run.records)
+    source = _describe_source(run, algorithm, number)
+    prepared = _describe_preprocessing(_find_inputs(plan, run.records), shape)
     return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
 
 
-def _usual_round(run: Run, plan: Plan) -> int:
-    """Return after which round the model is that stands for the run."""
-    rounds = kept_rounds(run)
+def _default_round(run: Run, plan: Plan) -> int:
+    """Return the most accurate stored round if the plan keeps the best model, or else the last one."""
+    rounds = stored_rounds(run)
     if not rounds:
-        raise ConfigError(f"run {run.folder.name} keeps no model: no round of it was aggregated, or it was imported")
+        raise ConfigError(
+            f"run {run.folder.name} stores no model: none of its rounds was aggregated, or the run was imported; "
+            "choose another run"
+        )
     closed = [record for record in closed_rounds(run.records) if record.round in rounds]
     measured = [(record.accuracy, record.round) for record in closed if record.accuracy is not None]
     if plan.evaluation.keep == "best" and measured:
@@ -114,8 +116,8 @@ def _usual_round(run: Run, plan: Plan) -> int:
     return rounds[-1]
 
 
-def kept_rounds(run: Run) -> list[int]:
-    """Return after which rounds the models are kept, in order; those of rounds that are void are left out."""
+def stored_rounds(run: Run) -> list[int]:
+    """Return the rounds whose models are stored, ascending and without void rounds."""
     folder = run.folder / FOLDER
     names = [path.name for pattern in (CHECKPOINTS, BEST) for path in folder.glob(pattern)]
     numbers = {int(digits) for name in names if (digits := name.rpartition("-")[2].partition(".")[0]).isdecimal()}
@@ -123,23 +125,23 @@ def kept_rounds(run: Run) -> list[int]:
     return sorted((numbers | {checkpoints.good_number(folder)}) & closed)
 
 
-def _kept_path(run: Run, number: int) -> Path:
-    rounds = kept_rounds(run)
+def _checkpoint_path(run: Run, number: int) -> Path:
+    rounds = stored_rounds(run)
     if number not in rounds:
         some = ", ".join(map(str, rounds)) or "none"
-        raise ConfigError(f"run {run.folder.name} keeps no model of round {number}; --round may be: {some}")
+        raise ConfigError(f"run {run.folder.name} stores no model of round {number}; --round may be: {some}")
     folder = run.folder / FOLDER
     best = best_path(folder, number)
     return best if best.exists() else checkpoints.state_path(folder, number)
 
 
-def _whole(tree: Tree, like: Model, run: Run, number: int) -> Tree:
-    """Return the network's own leaves of a state, all there, of its shapes and finite."""
+def _select_network_state(tree: Tree, like: Model, run: Run, number: int) -> Tree:
+    """Select the network's tensors from a state; require all of them, with matching shapes and finite values."""
     expected = like.tree()
     if missing := sorted(expected.keys() - tree.keys()):
         raise ConfigError(
-            f"run {run.folder.name}: its server holds no whole network, {len(missing)} of {len(expected)} tensors, such as "
-            f"{missing[0]!r}, are each device's own"
+            f"run {run.folder.name}: {len(missing)} of {len(expected)} tensors, such as {missing[0]!r}, are personal "
+            "and stored on the devices only; choose a run whose algorithm trains the complete network"
         )
     state = {name: tree[name] for name in expected}
     try:
@@ -150,19 +152,19 @@ def _whole(tree: Tree, like: Model, run: Run, number: int) -> Tree:
     return state
 
 
-def test_examples(plan: Plan) -> Examples | None:
-    """Return the server's test data, which say what an input looks like; None where it has none."""
+def load_test_examples(plan: Plan) -> Examples | None:
+    """Load the server's test data; None if the plan has none or they are not on this machine."""
     if not plan.data:
         return None
     try:
         return load(test_data(plan))
     except ConfigError as error:
-        log.warning("the run's examples are not here (%s): inputs are taken to be what the network is made for", error)
+        log.warning("the run's test data cannot be loaded (%s); using the network's declared input shape", error)
         return None
 
 
-def _class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRecord]) -> tuple[str, ...]:
-    """Return what the classes are called by the plan, by the server's examples, or as devices agreed."""
+def _find_class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRecord]) -> tuple[str, ...]:
+    """Return class names from the plan, the server's test data, or the last agreement of the devices."""
     if plan.data and plan.data.classes:
         return normalise_class_names(plan.data.classes)
     if examples is not None and examples.classes:
@@ -171,13 +173,13 @@ def _class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRec
     return agreed[-1] if agreed else ()
 
 
-def _inputs(plan: Plan, records: Iterable[AnyRecord]) -> Inputs | None:
-    """Return how inputs were prepared, as the devices agreed or the plan's data say; None where neither tells."""
+def _find_inputs(plan: Plan, records: Iterable[AnyRecord]) -> Inputs | None:
+    """Return the input preparation that the devices agreed on, or else the plan's; None if unknown."""
     agreed = [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]
     return agreed[-1] if agreed else planned_inputs(plan)
 
 
-def _preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessing:
+def _describe_preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessing:
     is_picture = len(example) == PICTURE_EXTENTS
     size, layout = tuple(example[1:]) if is_picture else (), LAYOUTS.get(len(example), "")
     if inputs is None:
@@ -189,11 +191,11 @@ def _preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessi
     return Preprocessing(size=size, layout=layout, **fields)
 
 
-def _source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
+def _describe_source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
     assert run.opened
     plan, personal = run.opened.plan, algorithm.personal is not None
     closed = {record.round: record for record in closed_rounds(run.records)}[number]
-    accuracy, where = _accuracy(closed, drop_void(run.records))
+    accuracy, where = _find_accuracy(closed, drop_void(run.records))
     return ReleaseSource(
         run=run.opened.run,
         round=number,
@@ -205,8 +207,8 @@ def _source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
     )
 
 
-def _accuracy(closed: RoundClosed, records: Iterable[AnyRecord]) -> tuple[float | None, str]:
-    """Return what was measured of the model after a round, and on whose examples."""
+def _find_accuracy(closed: RoundClosed, records: Iterable[AnyRecord]) -> tuple[float | None, str]:
+    """Return a round's accuracy and where it was measured: `server`, `devices` or empty."""
     if closed.accuracy is not None:
         return closed.accuracy, "server"
     on_devices = [record for record in records if isinstance(record, Evaluated) and record.round == closed.round]
@@ -215,14 +217,14 @@ def _accuracy(closed: RoundClosed, records: Iterable[AnyRecord]) -> tuple[float 
 
 
 def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[Tensor, Tensor]:
-    """Return made-up inputs of shape (10, ...), no example of anybody's, and what a network makes of them.
+    """Return random inputs of shape (10, ...), so that no training data leak, and the network's outputs for them.
 
     Args:
-        example: Shape of one input.
-        what: The network, for the error.
+        example: Shape of one input, without the batch.
+        what: Description of the network for error messages.
 
     Raises:
-        ConfigError: It does not take them, or makes numbers of them that are none.
+        ConfigError: The network does not accept the inputs, or its outputs are not finite.
     """
     inputs = torch.randn((PROBES, *example), generator=torch.Generator().manual_seed(PROBE_SEED))
     try:
@@ -234,5 +236,5 @@ def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[T
             f"{what} does not take inputs of shape {tuple(example)} ({problem}); correct --example"
         ) from error
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
-        raise ConfigError(f"{what}: its outputs are no finite numbers")
+        raise ConfigError(f"{what}: its outputs are not finite numbers; choose another round")
     return inputs, outputs

@@ -1,10 +1,10 @@
-"""Releases of a site: manifests and parts under the digests of their content, written once and never changed.
+"""Content-addressed, immutable release store of a site.
 
     releases/blobs/SHA256            every part and every manifest
     releases/names/NAME/VERSION      one line, the digest of the manifest
-    releases/names/NAME/VERSION.gone a version that was deleted, so that its number is never given again
+    releases/names/NAME/VERSION.gone a deleted version, so that its number is not reused
 
-What several releases have in common, such as the graph of their architecture, lies there once.
+Releases share equal parts, such as the graph of their architecture.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ log = logging.getLogger(__name__)
 
 FOLDER, BLOBS, NAMES, GONE = "releases", "blobs", "names", ".gone"
 READ_ONLY = 0o400
-REMEDY = "put the file back from a copy, or create the release anew from its run"
+REMEDY = "restore the file from a backup, or create the release again from its run"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class StoredRelease(NamedTuple):
-    """A release and where it lies.
+    """A release in the store.
 
     Attributes:
-        manifest: What it says of itself; its own digest was checked.
-        folder: Of all releases of the site.
+        sha256: Digest of the manifest, against which it was verified.
+        folder: Root of the store, shared by all releases.
     """
 
     manifest: ReleaseManifest
@@ -57,41 +57,37 @@ class StoredRelease(NamedTuple):
 
     @property
     def run(self) -> str:
-        """Name of the run that it is of."""
+        """Name of the run that trained the model."""
         return self.manifest.source.run
 
     def path(self, digest: str) -> Path:
-        """Return where a part of it lies."""
+        """Return the path of a part."""
         return self.folder / BLOBS / digest
 
     def content(self) -> bytes:
-        """Return the manifest's bytes."""
+        """Read the manifest's bytes."""
         return self.path(self.sha256).read_bytes()
 
-    def require_whole(self) -> None:
-        """Compare every part with its digest.
-
-        Raises:
-            CorruptFile: One is gone or damaged.
-        """
+    def verify_parts(self) -> None:
+        """Verify every part as `verify` does."""
         verify(self)
 
 
 def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) -> StoredRelease:
-    """Keep a release under the next version of its name, whole or not at all.
+    """Store a release atomically under the next version of its name.
 
-    Where a version of that name is the same in all but its date, that one is returned.
+    An existing version that differs only in date and measured times is returned instead.
 
     Args:
-        draft: The manifest; its version does not count.
-        parts: Content of all that it names, by digest.
+        draft: Its version is ignored.
+        parts: Content of all parts in the manifest, by digest.
 
     Raises:
-        ConfigError: Another process is at work there, nothing can be written, or a newer version wrote there.
-        Unwritable: The disk takes nothing more.
+        ConfigError: Another process holds the store, the folder is not writable, or a newer fieldfleet wrote there.
+        Unwritable: The disk is full.
     """
     if draft.name == AGENT:
-        raise ConfigError(f"no model may be called {AGENT}: under this name boards are offered the agent itself")
+        raise ConfigError(f"release name {AGENT!r} is reserved for versions of the agent; choose another name")
     folder = data_dir / FOLDER
     names = folder / NAMES / draft.name
     try:
@@ -101,26 +97,24 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
             (folder / BLOBS).mkdir(exist_ok=True)
         with hold_lock(folder):
             for digest, data in parts.items():
-                _keep(folder, digest, data)
+                _write_blob(folder, digest, data)
             for version in _versions(folder, draft.name):
-                if (existing := _readable(folder, draft.name, version)) and _is_same(existing.manifest, draft):
+                if (existing := _try_read(folder, draft.name, version)) and _is_same(existing.manifest, draft):
                     return existing
             manifest = msgspec.structs.replace(draft, version=_next_version(names))
             data = write_manifest(manifest)
             digest = sha256_of(data)
-            _keep(folder, digest, data)
+            _write_blob(folder, digest, data)
             replace_file(names / str(manifest.version), f"{digest}\n".encode())
     except Unwritable:
         raise
     except OSError as error:
-        raise ConfigError(
-            f"{error.filename or folder}: {error.strerror}; name a folder that you may write in"
-        ) from error
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}; choose a writable folder") from error
     return StoredRelease(manifest, digest, folder)
 
 
-def _keep(folder: Path, digest: str, data: bytes) -> None:
-    """Write content under its digest unless it is there and whole."""
+def _write_blob(folder: Path, digest: str, data: bytes) -> None:
+    """Write content under its digest unless an undamaged copy exists."""
     path = folder / BLOBS / digest
     if not path.exists() or _digest_of(path) != digest:
         replace_file(path, data)
@@ -128,7 +122,7 @@ def _keep(folder: Path, digest: str, data: bytes) -> None:
 
 
 def _is_same(existing: ReleaseManifest, draft: ReleaseManifest) -> bool:
-    """Tell whether two say the same, but for when it was, and how fast it was that time."""
+    """Compare two manifests, ignoring version, date and measured times."""
     alike = msgspec.structs.replace(existing, version=draft.version, created=draft.created)
     if existing.reduction and draft.reduction:
         times = {name: getattr(draft.reduction, name) for name in ("seconds_before", "seconds_after")}
@@ -137,46 +131,48 @@ def _is_same(existing: ReleaseManifest, draft: ReleaseManifest) -> bool:
 
 
 def _next_version(names: Path) -> int:
-    numbers = [int(path.name.removesuffix(GONE)) for path in names.iterdir() if path.name.removesuffix(GONE).isdecimal()]
+    numbers = [
+        int(path.name.removesuffix(GONE)) for path in names.iterdir() if path.name.removesuffix(GONE).isdecimal()
+    ]
     return max(numbers, default=0) + 1
 
 
 def _versions(folder: Path, name: str) -> list[int]:
-    """Return the versions of a name that there are, in order."""
+    """List the existing versions of a name, ascending."""
     names = folder / NAMES / name
     return sorted(int(path.name) for path in names.iterdir() if path.name.isdecimal()) if names.is_dir() else []
 
 
 def find_release(data_dir: Path, text: str) -> StoredRelease:
-    """Return a release that is named `NAME/VERSION`, or the newest of `NAME`.
+    """Read the release `NAME/VERSION`, or the newest version of `NAME`.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No such release exists.
         CorruptFile: Its manifest is damaged.
     """
     name, version = parse_reference(text)
     folder = data_dir / FOLDER
     versions = _versions(folder, name)
     if not versions or (version and version not in versions):
-        raise ConfigError(f"no release {text!r} in {folder}; `edge-server release list` lists those there are")
+        raise ConfigError(f"no release {text!r} in {folder}; `edge-server release list` shows all")
     return _read(folder, name, version or versions[-1])
 
 
 def _read(folder: Path, name: str, version: int) -> StoredRelease:
-    """Return a release of which the manifest is whole."""
+    """Read a release after verifying its manifest's digest."""
     reference, path = f"{name}/{version}", folder / NAMES / name / str(version)
     digest = path.read_text("ascii", "replace").strip()
     if not _DIGEST.fullmatch(digest):
-        raise CorruptFile(f"release {reference}: {path} holds no digest; {REMEDY}")
+        raise CorruptFile(f"release {reference}: {path} is not a SHA-256 digest; {REMEDY}")
     blob = folder / BLOBS / digest
-    _require_whole(blob, digest, f"release {reference}: its manifest", MAX_MANIFEST_BYTES)
+    _require_digest(blob, digest, f"release {reference}: its manifest", MAX_MANIFEST_BYTES)
     manifest = read_manifest(blob.read_bytes(), f"release {reference}: {blob}")
     if (manifest.name, manifest.version) != (name, version):
         raise CorruptFile(f"release {reference}: {path} names the manifest of {manifest.reference}; {REMEDY}")
     return StoredRelease(manifest, digest, folder)
 
 
-def _readable(folder: Path, name: str, version: int) -> StoredRelease | None:
+def _try_read(folder: Path, name: str, version: int) -> StoredRelease | None:
     try:
         return _read(folder, name, version)
     except (ConfigError, CorruptFile) as error:
@@ -184,12 +180,12 @@ def _readable(folder: Path, name: str, version: int) -> StoredRelease | None:
         return None
 
 
-def _require_whole(path: Path, digest: str, what: str, most: int | None = None) -> None:
-    """Refuse a file that is not there or does not have its digest."""
+def _require_digest(path: Path, digest: str, what: str, most: int | None = None) -> None:
+    """Reject a file that is missing, longer than `most` bytes, or does not match its digest."""
     if not path.exists():
-        raise CorruptFile(f"{what} is gone: {path}; {REMEDY}")
+        raise CorruptFile(f"{what} is missing: {path}; {REMEDY}")
     if (most is not None and path.stat().st_size > most) or _digest_of(path) != digest:
-        raise CorruptFile(f"{what} is damaged: {path} does not have its digest; {REMEDY}")
+        raise CorruptFile(f"{what} is damaged: {path} does not match its digest; {REMEDY}")
 
 
 def _digest_of(path: Path) -> str:
@@ -197,38 +193,35 @@ def _digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def all_releases(data_dir: Path) -> list[StoredRelease]:
-    """Return every release whose manifest is whole, by name and version; others are reported and left alone."""
+def list_releases(data_dir: Path) -> list[StoredRelease]:
+    """List all releases by name and version; log and skip those whose manifest is damaged."""
     folder = data_dir / FOLDER
     names = sorted(path.name for path in (folder / NAMES).iterdir()) if (folder / NAMES).is_dir() else []
-    releases = (_readable(folder, name, version) for name in names for version in _versions(folder, name))
+    releases = (_try_read(folder, name, version) for name in names for version in _versions(folder, name))
     return [release for release in releases if release]
 
 
 def verify(stored: StoredRelease) -> None:
-    """Compare every part with its digest.
+    """Verify every part against its digest.
 
     Raises:
-        CorruptFile: One is gone or damaged.
+        CorruptFile: A part is missing or damaged.
     """
     for name, part in stored.manifest.parts.items():
-        _require_whole(stored.path(part.sha256), part.sha256, f"release {stored.manifest.reference}: its {name}")
+        _require_digest(stored.path(part.sha256), part.sha256, f"release {stored.manifest.reference}: its {name}")
 
 
 def export_release(stored: StoredRelease, out: Path) -> None:
-    """Write a release as a folder: its manifest and its parts under names for people; all of it or nothing.
-
-    Args:
-        out: A new folder.
+    """Copy a release's manifest and parts, under readable names, into a new folder; atomic.
 
     Raises:
-        ConfigError: There is something already, or no folder to put it in, or nothing can be written.
-        CorruptFile: A part is gone or damaged.
+        ConfigError: `out` exists, its parent does not, or it cannot be written.
+        CorruptFile: A part is missing or damaged.
     """
     if out.exists():
-        raise ConfigError(f"{out} is there already; name a new folder")
+        raise ConfigError(f"{out} exists already; name a new folder")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out}: there is no folder {out.parent}; make it, or name a folder in one that is there")
+        raise ConfigError(f"{out}: folder {out.parent} does not exist; create it, or choose another folder")
     verify(stored)
     partial = out.with_name(f".{out.name}.part-{os.getpid()}")
     try:
@@ -247,13 +240,13 @@ def export_release(stored: StoredRelease, out: Path) -> None:
 
 
 def delete_release(data_dir: Path, text: str) -> int:
-    """Forget a release, and what no other one has in common with it; return the bytes that came free.
+    """Delete a release and the parts that no other release uses; return the bytes freed.
 
     Args:
-        text: `NAME/VERSION`; a damaged one may be deleted too.
+        text: `NAME/VERSION`; the release may be damaged.
 
     Raises:
-        ConfigError: There is none, no version is named, or another process is at work there.
+        ConfigError: No such release exists, the version is missing, or another process holds the store.
     """
     name, version = parse_reference(text)
     folder = data_dir / FOLDER
@@ -262,15 +255,15 @@ def delete_release(data_dir: Path, text: str) -> int:
     with hold_lock(folder):
         path = folder / NAMES / name / str(version)
         path.rename(path.with_name(path.name + GONE))
-        return _collect(folder)
+        return _collect_garbage(folder)
 
 
-def _collect(folder: Path) -> int:
-    """Remove what no release names; nothing while the manifest of one cannot be read."""
+def _collect_garbage(folder: Path) -> int:
+    """Remove blobs that no release uses; nothing if the manifest of any release is unreadable."""
     named = set[str]()
     for name in (folder / NAMES).iterdir():
         for version in _versions(folder, name.name):
-            if not (release := _readable(folder, name.name, version)):
+            if not (release := _try_read(folder, name.name, version)):
                 return 0
             named |= {release.sha256, *(part.sha256 for part in release.manifest.parts.values())}
     freed = 0

@@ -204,7 +204,7 @@ def _require_unused(data_dir: Path, text: str) -> None:
 
 def _create(options: argparse.Namespace) -> StoredRelease:
     with loading():
-        from edge_server.release.create import MAX_DROP, Smaller, create_release  # noqa: PLC0415
+        from edge_server.release.create import MAX_DROP, ReductionOptions, create_release  # noqa: PLC0415
 
     if options.max_drop is not None and not (options.int8 or options.float16):
         raise ConfigError("--max-drop needs --int8 or --float16")
@@ -213,16 +213,16 @@ def _create(options: argparse.Namespace) -> StoredRelease:
     model = _read(options)
     smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
     if options.int8 or options.float16:
-        smaller = Smaller("int8" if options.int8 else "float16", drop)
+        smaller = ReductionOptions("int8" if options.int8 else "float16", drop)
     return create_release(
         model, options.data_dir, model.plan.name if options.name is None else options.name, options.halves, smaller
     )
 
 
 def _list_releases(options: argparse.Namespace) -> None:
-    from edge_server.release.store import all_releases  # noqa: PLC0415
+    from edge_server.release.store import list_releases  # noqa: PLC0415
 
-    manifests = [stored.manifest for stored in all_releases(options.data_dir)]
+    manifests = [stored.manifest for stored in list_releases(options.data_dir)]
     if options.format == "json":
         _print_json([_summary(manifest) for manifest in manifests])
         return

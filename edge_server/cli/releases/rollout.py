@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.journal.rollouts.state import RolloutState
     from edge_server.plan.server_config import ServerConfig
     from edge_server.release.rollout.agents import StoredAgent
-    from edge_server.release.rollout.orders import KnownRollout
+    from edge_server.release.rollout.orders import LoadedRollout
     from edge_server.release.store import StoredRelease
 
 log = logging.getLogger(__name__)
@@ -161,11 +161,11 @@ def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) ->
     return _drive(options, lambda: rollout, received_by)
 
 
-def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
+def _start(options: argparse.Namespace) -> Callable[[], LoadedRollout]:
     """Validate a new rollout; return a function that begins it."""
     from edge_server.journal.rollouts.file import RolloutPlan  # noqa: PLC0415
-    from edge_server.release.rollout.agents import find_agent, site_of  # noqa: PLC0415
-    from edge_server.release.rollout.orders import begin_rollout, require_none_under_way  # noqa: PLC0415
+    from edge_server.release.rollout.agents import find_agent, require_site_folder  # noqa: PLC0415
+    from edge_server.release.rollout.orders import begin_rollout, require_no_active_rollout  # noqa: PLC0415
     from edge_server.release.store import find_release  # noqa: PLC0415
 
     names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms", "ahead")
@@ -179,15 +179,15 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     except msgspec.ValidationError as error:
         raise ConfigError(f"rollout start: {error}") from error
     if options.agent:
-        stored: StoredRelease | StoredAgent = find_agent(site_of(_config(options).gateway), options.agent)
+        stored: StoredRelease | StoredAgent = find_agent(require_site_folder(_config(options).gateway), options.agent)
     else:
         stored = find_release(options.data_dir, options.release)
-    require_none_under_way(options.data_dir)
+    require_no_active_rollout(options.data_dir)
     return lambda: begin_rollout(options.data_dir, stored, terms)
 
 
 def _drive(
-    options: argparse.Namespace, open_rollout: Callable[[], KnownRollout], received_by: Callable[[], set[int]]
+    options: argparse.Namespace, open_rollout: Callable[[], LoadedRollout], received_by: Callable[[], set[int]]
 ) -> int:
     """Drive a rollout in this process until it is complete."""
     from edge_server.release.rollout import drive  # noqa: PLC0415
@@ -198,7 +198,7 @@ def _drive(
         received = received_by()
         try:
             return await drive.drive(
-                config, open_rollout, stays=stays, wait_s=wait_s, tell=_print_record, wait=_say
+                config, open_rollout, stays=stays, wait_s=wait_s, on_record=_print_record, on_wait=_say
             ), received
         except asyncio.CancelledError:
             return None, received

@@ -1,1 +1,1 @@
-"""A release on its way to the boards of a site, a wave of them at a time."""
+"""Rollout of releases and agent versions to a site's boards in waves."""

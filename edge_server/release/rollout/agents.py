@@ -1,7 +1,7 @@
-"""Versions of the agent as rollouts offer them: a manifest that the site signed, and a package a kind of board.
+"""Adapter that presents agent versions to rollouts as releases.
 
-To a rollout a version of the agent is a release of the name `fieldfleet-agent`, whose number is that under which the
-gateway took it in, and whose parts are packages: a board asks for its own alone.
+To a rollout, an agent version is a release of `fieldfleet-agent` whose version is the gateway's serial number and whose
+parts are packages, one for each kind of board; a board requests only its package. The manifest is signed by the site.
 """
 
 from __future__ import annotations
@@ -17,114 +17,113 @@ from shared.protocol.packages import AGENT, PackageManifest, write_signed
 
 
 @dataclass(frozen=True)
-class AgentParts:
-    """What a rollout reads of a manifest."""
+class AgentManifest:
+    """A package manifest with the attributes of a release manifest that rollouts read."""
 
     package: PackageManifest
 
     @property
     def name(self) -> str:
-        """Under which it is offered."""
+        """Release name."""
         return AGENT
 
     @property
     def version(self) -> int:
-        """Its number among the gateway's versions."""
+        """Serial number in the gateway's package index."""
         return self.package.serial
 
     @property
     def reference(self) -> str:
-        """As rollouts name it."""
+        """Release reference, `NAME/VERSION`."""
         return f"{AGENT}/{self.version}"
 
     @property
     def parts(self) -> Mapping[str, ReleasePart]:
-        """Its packages, by their files' names."""
+        """Packages by file name."""
         return {build.file: ReleasePart(sha256=build.sha256, size=build.size) for build in self.package.builds}
 
     @property
     def parameters(self) -> ReleasePart:
-        """None of its own; its first package stands here, since what has no tensors has no header either."""
+        """The first package, as a placeholder: it is not read, since without tensors no header is requested."""
         return next(iter(self.parts.values()))
 
     @property
     def tensors(self) -> tuple[ParameterSpec, ...]:
-        """None."""
+        """Always empty."""
         return ()
 
 
 @dataclass(frozen=True)
 class StoredAgent:
-    """A version of the agent and where it lies.
+    """An agent version in the gateway's package store.
 
     Attributes:
-        manifest: What it says of itself.
-        signed: The signed manifest, as boards get it.
-        folder: Of the gateway's packages.
+        signed: Signed manifest, as sent to boards.
+        folder: Folder of the gateway's packages.
     """
 
-    manifest: AgentParts
+    manifest: AgentManifest
     signed: bytes
     folder: Path
 
     @property
     def sha256(self) -> str:
-        """Of the signed manifest."""
+        """Digest of the signed manifest."""
         return sha256_of(self.signed)
 
     @property
     def run(self) -> str:
-        """Of no run."""
+        """Always empty: no run trained an agent."""
         return ""
 
     def content(self) -> bytes:
-        """Return what is offered to boards."""
+        """Return the signed manifest."""
         return self.signed
 
     def path(self, digest: str) -> Path:
-        """Return where a package lies."""
+        """Return the path of the package with this digest."""
         names = {part.sha256: name for name, part in self.manifest.parts.items()}
         return self.folder / names[digest]
 
-    def require_whole(self) -> None:
-        """Compare every package with its digest.
+    def verify_parts(self) -> None:
+        """Verify every package against its digest.
 
         Raises:
-            CorruptFile: One is gone or damaged.
+            CorruptFile: A package is missing or damaged.
         """
         for name, part in self.manifest.parts.items():
             path = self.folder / name
             if not path.is_file() or file_sha256(path) != part.sha256:
-                remedy = "`edge-server packages remove VERSION`, then `packages add` it anew"
-                raise CorruptFile(f"{path} is gone, or not what was signed; {remedy}")
+                remedy = "run `edge-server packages remove VERSION`, then `packages add` again"
+                raise CorruptFile(f"{path} is missing or does not match the signed manifest; {remedy}")
 
 
 def find_agent(site: Path, version: str) -> StoredAgent:
-    """Return a version of the agent among a gateway's packages.
+    """Find an agent version in a gateway's package index.
 
     Args:
-        site: The folder of the site.
-        version: Such as 0.4.0, or the number under which a rollout knows it, such as fieldfleet-agent/3.
+        site: Folder of the site.
+        version: A version such as 0.4.0, or a release reference such as fieldfleet-agent/3.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No such version exists.
     """
     index = read_index(site)
     manifests = index.manifests()
-    by_number = {AgentParts(manifest).reference: manifest for manifest in manifests}
+    by_number = {AgentManifest(manifest).reference: manifest for manifest in manifests}
     manifest = by_number.get(version) or find_version(manifests, version.removeprefix(f"{AGENT}/"))
     signed = index.releases[manifests.index(manifest)]
-    return StoredAgent(AgentParts(manifest), write_signed(signed), packages_folder(site))
+    return StoredAgent(AgentManifest(manifest), write_signed(signed), packages_folder(site))
 
 
-def site_of(gateway: str) -> Path:
-    """Return the folder of the site that a server's file names.
+def require_site_folder(gateway: str) -> Path:
+    """Return the site folder set in `server.toml`.
 
     Raises:
-        ConfigError: It names none.
+        ConfigError: `gateway` is not set.
     """
     if not gateway:
         raise ConfigError(
-            "the server's file names no site: set `gateway` to the folder that `edge-server site init` made"
+            "server.toml: `gateway` is not set; set it to the folder that `edge-server site init` created"
         )
     return Path(gateway)

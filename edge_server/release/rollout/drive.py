@@ -1,4 +1,4 @@
-"""Drive a rollout over a site's broker: the process that offers a release, sends parts, and writes down what comes."""
+"""Run a rollout over a site's broker, holding the lock of the rollouts' folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord, RolloutP
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
-from edge_server.release.rollout.agents import StoredAgent, find_agent, site_of
+from edge_server.release.rollout.agents import StoredAgent, find_agent, require_site_folder
 from edge_server.release.rollout.engine import RolloutEngine
-from edge_server.release.rollout.orders import KnownRollout
+from edge_server.release.rollout.orders import LoadedRollout
 from edge_server.release.store import StoredRelease, find_release
 from shared.errors import ConfigError, Unreachable
 from shared.protocol.packages import AGENT
@@ -28,32 +28,31 @@ from shared.transport.session_probe import SessionProbe
 
 CONNECT_S = 5.0
 CLIENT = "_rollout"
-"""Behind the site's name: the broker lets one process under it in."""
+"""Suffix of the MQTT client id; the broker admits one process with this id."""
 
 
 async def drive(
     config: ServerConfig,
-    load_rollout: Callable[[], KnownRollout],
+    load_rollout: Callable[[], LoadedRollout],
     *,
     stays: bool = False,
     wait_s: float = math.inf,
-    tell: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
-    wait: Callable[[str], None] = lambda _why: None,
+    on_record: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
+    on_wait: Callable[[str], None] = lambda _why: None,
 ) -> RolloutState:
-    """Drive a rollout until nothing is left to do; return what it came to.
+    """Run a rollout until nothing is left to do; return its final state.
 
     Args:
-        config: The site, its broker, its folders.
-        load_rollout: Returns the rollout, once its folder is held and the broker is there.
-        stays: Whether to go on for boards that are away.
-        wait_s: Seconds for which it waits where nobody is there who could take it; then it stops.
-        tell: Is told of every record.
-        wait: Is told what is waited for, whenever that changes.
+        load_rollout: Called once the lock is held and the broker is connected.
+        stays: Whether to keep running for boards that are offline.
+        wait_s: Seconds to wait while all boards that could take the release are offline, before the rollout stops.
+        on_record: Called with the new state for each appended record.
+        on_wait: Called with the reason for waiting whenever it changes.
 
     Raises:
-        ConfigError: Another process drives one, its release is gone, or a newer version wrote in the folder of runs.
-        CorruptFile: Its journal or its release is damaged.
-        Unreachable: There is no broker.
+        ConfigError: Another process runs a rollout, the release is missing, or a newer fieldfleet wrote in the folder.
+        CorruptFile: The journal or the release is damaged.
+        Unreachable: The broker does not answer.
     """
     folder = Path(config.data_dir) / FOLDER
     claim_data_folder(Path(config.data_dir))
@@ -63,32 +62,39 @@ async def drive(
     with hold_lock(folder) as lock:
         transport = MqttTransport(broker, f"{config.site}.{CLIENT}", probe=SessionProbe.of_server(config.site))
         async with transport.running(), background(keep_lock(lock)):
-            await _connected(transport, config)
+            await _await_connection(transport, config)
             journal, state = load_rollout()
-            stored = _find_offered(config, state.plan)
-            if stored.sha256 != state.plan.sha256:
-                raise ConfigError(f"release {state.plan.release} is another one than when its rollout began")
+            stored = _find_release(config, state.plan)
             engine = RolloutEngine(
                 *(config.site, transport, monotonic, in_thread, journal, state, stored),
                 frame_bytes=config.link.frame_bytes,
                 patience_s=config.link.patience_s,
                 stays=stays,
                 wait_s=wait_s,
-                tell=lambda record: tell(state, record),
-                wait=wait,
+                on_record=lambda record: on_record(state, record),
+                on_wait=on_wait,
                 closed_topics=transport.closed,
             )
             await engine.run()
             return state
 
 
-def _find_offered(config: ServerConfig, plan: RolloutPlan) -> StoredRelease | StoredAgent:
+def _find_release(config: ServerConfig, plan: RolloutPlan) -> StoredRelease | StoredAgent:
+    """Find the release of a rollout and require that it has not changed since the rollout began."""
+    stored: StoredRelease | StoredAgent
     if plan.name == AGENT:
-        return find_agent(site_of(config.gateway), plan.release)
-    return find_release(Path(config.data_dir), plan.release)
+        stored = find_agent(require_site_folder(config.gateway), plan.release)
+    else:
+        stored = find_release(Path(config.data_dir), plan.release)
+    if stored.sha256 != plan.sha256:
+        raise ConfigError(
+            f"release {plan.release} has changed since its rollout began (digest {stored.sha256[:12]}, was "
+            f"{plan.sha256[:12]}); restore it"
+        )
+    return stored
 
 
-async def _connected(transport: MqttTransport, config: ServerConfig) -> None:
+async def _await_connection(transport: MqttTransport, config: ServerConfig) -> None:
     try:
         async with asyncio.timeout(CONNECT_S):
             await transport.connected.wait()

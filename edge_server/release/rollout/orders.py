@@ -1,7 +1,7 @@
-"""Rollouts of a site from the outside: begin one, find it, give it orders, say which boards use a release.
+"""Begin, open and order the rollouts of a site.
 
-One rollout of a site is under way at a time. The process that drives it holds the folder of rollouts; others give it
-orders through its journal. Where nobody drives it, whoever gives the order does.
+A site has at most one active rollout. The process that runs it holds the lock of the rollouts' folder; other processes
+give orders through its journal. If no process runs it, the one that gives the order does.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ from shared.protocol.inference.rollout import MOST_MANIFEST_BYTES
 from shared.runtime.clock import utc_stamp
 from shared.runtime.folder_lock import FolderLock
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
-class KnownRollout(NamedTuple):
-    """A rollout as its journal has it."""
+class LoadedRollout(NamedTuple):
+    """A rollout's journal and the state folded from it."""
 
     journal: RolloutJournal
     state: RolloutState
 
 
-def open_rollout(data_dir: Path, deployment: str = "") -> KnownRollout:
-    """Return a rollout, the one that was begun last where none is named.
+def open_rollout(data_dir: Path, deployment: str = "") -> LoadedRollout:
+    """Open a rollout, the latest if `deployment` is empty.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No such rollout exists.
         CorruptFile: Its journal is damaged.
     """
     names = rollout_names(data_dir)
     if not deployment and not names:
-        raise ConfigError(f"there was no rollout in {data_dir / FOLDER}; `edge-server rollout start` begins one")
+        raise ConfigError(f"no rollout in {data_dir / FOLDER}; `edge-server rollout start` begins one")
     name = deployment or names[-1]
     if name not in names:
-        read_rollout(data_dir, name)  # says which there are
+        read_rollout(data_dir, name)  # raises an error that lists the existing ones
     journal = RolloutJournal(data_dir, name)
     state = fold(journal.news())
     if state is None:
-        raise CorruptFile(f"{journal.path}: it does not say what it is of; remove it")
-    return KnownRollout(journal, state)
+        raise CorruptFile(f"{journal.path}: the first record, with the rollout's plan, is missing; remove the file")
+    return LoadedRollout(journal, state)
 
 
-def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: RolloutPlan) -> KnownRollout:
-    """Write a new rollout's first record.
+def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: RolloutPlan) -> LoadedRollout:
+    """Create a rollout's journal with its first record.
 
     Args:
-        terms: What it is to do; its names and attempt do not count.
+        terms: Its names and attempt number are replaced.
 
     Raises:
-        ConfigError: Another one is under way, the release cannot be offered, or a newer version wrote there.
+        ConfigError: Another rollout is active, the release cannot be offered, or a newer fieldfleet wrote there.
         CorruptFile: A part of the release is damaged.
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full.
     """
-    stored.require_whole()
+    stored.verify_parts()
     if isinstance(stored, StoredRelease):
         require_class_names(stored.manifest)
     size = len(stored.content())
     if size > MOST_MANIFEST_BYTES:
         raise ConfigError(f"release {stored.manifest.reference}: a manifest of {size} bytes is more than one message")
-    earlier = require_none_under_way(data_dir)
+    earlier = require_no_active_rollout(data_dir)
     claim_data_folder(data_dir)
     plan = msgspec.structs.replace(
         terms,
@@ -93,14 +93,14 @@ def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: Ro
     journal = RolloutJournal(data_dir, plan.deployment)
     state = fold(journal.append(RolloutStarted(at=utc_stamp(), plan=plan)))
     assert state
-    return KnownRollout(journal, state)
+    return LoadedRollout(journal, state)
 
 
-def require_none_under_way(data_dir: Path) -> list[RolloutState]:
-    """Return the rollouts that were, all of which must be over.
+def require_no_active_rollout(data_dir: Path) -> list[RolloutState]:
+    """Require that all earlier rollouts are over, and return them.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: A rollout is active.
         CorruptFile: A journal is damaged.
     """
     earlier = [state for name in rollout_names(data_dir) if (state := fold(read_rollout(data_dir, name)))]
@@ -108,7 +108,7 @@ def require_none_under_way(data_dir: Path) -> list[RolloutState]:
         if state.outcome is None:
             raise ConfigError(
                 f"rollout {state.plan.deployment} of {state.plan.release} is under way ({state.mode}): "
-                "`edge-server rollout resume` goes on with it, `abort` or `back` ends it"
+                "`edge-server rollout resume` continues it, `abort` or `back` ends it"
             )
     return earlier
 
@@ -118,20 +118,17 @@ def _next_number(data_dir: Path) -> int:
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def give_order(rollout: KnownRollout, order: Order) -> None:
-    """Write an order down, if it makes sense.
-
-    Args:
-        order: What is ordered.
+def give_order(rollout: LoadedRollout, order: Order) -> None:
+    """Append an order to a rollout's journal unless it has no effect.
 
     Raises:
-        ConfigError: It does not.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The rollout is over, so it cannot be paused, resumed or aborted.
+        Unwritable: The disk is full.
     """
     state, name = rollout.state, rollout.state.plan.deployment
     is_over = state.outcome is not None
     if order == "abort" and state.mode == "aborted" and (state.behind or not is_over):
-        return  # it goes on: who drove it was killed, or boards that were away are to hear of it
+        return  # continue an abort whose process was killed, or repeat it for boards that were offline
     if (order in ("pause", "abort") and is_over) or state.mode == "aborted":
         raise ConfigError(
             f"rollout {name} is over ({state.outcome or state.mode}); `edge-server rollout start` begins one"
@@ -143,7 +140,7 @@ def give_order(rollout: KnownRollout, order: Order) -> None:
 
 
 def is_driven(data_dir: Path) -> bool:
-    """Tell whether a process drives rollouts there now."""
+    """Check whether a process is running a rollout in this folder."""
     folder = data_dir / FOLDER
     if not folder.is_dir():
         return False
@@ -157,12 +154,8 @@ def is_driven(data_dir: Path) -> bool:
     return False
 
 
-def boards_with(data_dir: Path, reference: str) -> list[str]:
-    """Return the boards that serve a release, or are about to, as far as rollouts heard of them.
-
-    Args:
-        reference: `NAME/VERSION`.
-    """
+def boards_using(data_dir: Path, reference: str) -> list[str]:
+    """List the boards that serve the release `NAME/VERSION` or are about to, by their last recorded status."""
     name, version = parse_reference(reference)
     devices = []
     for device, models in sorted(boards_of_models(data_dir).items()):
@@ -175,23 +168,20 @@ def boards_with(data_dir: Path, reference: str) -> list[str]:
 
 
 def require_unused(data_dir: Path, reference: str) -> None:
-    """Refuse to part with a release that boards use, or that a rollout under way is of.
-
-    Args:
-        reference: `NAME/VERSION`.
+    """Reject the deletion of the release `NAME/VERSION` if boards or an active rollout use it.
 
     Raises:
-        ConfigError: One does.
+        ConfigError: The release is in use.
     """
-    if boards := boards_with(data_dir, reference):
-        more = f" and {len(boards) - MOST_NAMED} more" if len(boards) > MOST_NAMED else ""
+    if boards := boards_using(data_dir, reference):
+        more = f" and {len(boards) - MAX_NAMED} more" if len(boards) > MAX_NAMED else ""
         raise ConfigError(
-            f"release {reference} is used by {', '.join(boards[:MOST_NAMED])}{more}: "
-            "roll another one out to them before, or add --force where these boards are no more"
+            f"release {reference} is used by {', '.join(boards[:MAX_NAMED])}{more}: "
+            "roll another release out to them first, or add --force if these boards no longer exist"
         )
     for name in rollout_names(data_dir):
         state = fold(read_rollout(data_dir, name))
         if state and state.outcome is None and state.plan.release == reference:
             raise ConfigError(
-                f"release {reference}: rollout {name} of it is under way; `edge-server rollout abort` ends it"
+                f"release {reference} is in use by the active rollout {name}; `edge-server rollout abort` ends it"
             )

@@ -1,4 +1,4 @@
-"""A rollout for people: its progress, and each board with its wave, version and cause."""
+"""Text output of a rollout: progress, a table of its boards, record lines."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from edge_server.journal.rollouts.file import (
     WaveOpened,
 )
 from edge_server.journal.rollouts.state import Mode, RolloutState, board_rows
+from edge_server.release.rollout.waves import join_names
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 BAR = 30
 NOTHING = "-"
-MOST_NAMED = 4
 WHEN_BACK: Mapping[Mode, str] = {
     "going": "resume --stay` serves them",
     "going-back": "back --stay` takes it back from them",
-    "aborted": "abort --stay` has them fetch no more of it",
+    "aborted": "abort --stay` stops their downloads",
 }
-"""What there is to do for boards that were away; nothing where a rollout stopped since others failed."""
+"""Remedy for boards that were offline, by mode; a rollout that stopped after failures has none."""
 
 
 def heading_lines(state: RolloutState) -> list[str]:
-    """Return what a rollout is of, how far it is, and why it stopped."""
+    """Format a rollout's release, progress and cause of a stop."""
     rows, plan = board_rows(state), state.plan
     done = sum(row.stands == "committed" for row in rows)
     filled = BAR * done // len(rows) if rows else 0
@@ -45,13 +45,13 @@ def heading_lines(state: RolloutState) -> list[str]:
     if state.behind:
         remedy = WHEN_BACK.get(state.mode, "")
         lines.append(
-            f"away: {_named(state.behind)}{f'; `edge-server rollout {remedy} when they are back' * bool(remedy)}"
+            f"away: {join_names(state.behind)}{f'; `edge-server rollout {remedy} when they are back' * bool(remedy)}"
         )
     return lines
 
 
 def boards_table(state: RolloutState) -> TextTable:
-    """Return one row a board."""
+    """Return a table with one row for each board."""
     columns = (
         *(TextColumn("device", least=12), TextColumn("profile", least=10), TextColumn("wave", right=True)),
         *(TextColumn("state"), TextColumn("serves", right=True), TextColumn("cause", least=20)),
@@ -67,12 +67,12 @@ def boards_table(state: RolloutState) -> TextTable:
 
 
 def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
-    """Return a record on a line, for somebody who watches; empty for what says nothing to people."""
+    """Format a record as a line of progress output; empty for records without user-visible content."""
     line = ""
     match record:
         case WaveOpened():
             kind = "canary" if record.canary else "wave"
-            line = f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
+            line = f"{kind} {len(state.waves)}: {join_names(tuple(record.devices))}"
         case BoardTold() if record.device in state.offered_boards:
             status = record.status
             text = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
@@ -80,20 +80,15 @@ def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
         case BoardGivenUp():
             line = f"{record.device}: given up: {record.cause}"
         case PartsSent():
-            line = f"{size_text(record.sent)} sent for {_named(record.devices)}"
+            line = f"{size_text(record.sent)} sent for {join_names(record.devices)}"
         case RolloutOrdered():
             line = f"{record.order}{': ' + record.cause if record.cause else ''}"
         case RolloutEnded():
-            line = f"{record.outcome}{'; away: ' + _named(record.behind) if record.behind else ''}"
+            line = f"{record.outcome}{'; away: ' + join_names(record.behind) if record.behind else ''}"
     return line
 
 
-def _named(devices: tuple[str, ...]) -> str:
-    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
-    return ", ".join(devices[:MOST_NAMED]) + more
-
-
 def size_text(count: int) -> str:
-    """Return bytes with a unit that people read."""
+    """Format a number of bytes in kB, MB or GB."""
     unit = choose_unit(count, BYTES, between=("GB", "kB"))
     return f"{count / unit.size:.1f} {unit.name}"

@@ -1,16 +1,16 @@
-"""Which boards are offered a release next, and when to stop: a rollout without a clock, a network or a disk.
+"""Wave selection and stop rules of a rollout, as pure functions.
 
-What to do next follows from what a rollout's records come to, and from which boards are there now.
-First come canaries, a board or more of each profile; a profile of which none has committed the release gets no other
-board. Then waves, up to a share of the boards each; one is over when all its boards that are there have committed the
-release or failed to. Boards that are away neither count nor block; one that is back goes on where it was. A version of
-the agent is another matter: whoever takes it goes away for its trial, so that nobody else is offered it meanwhile; a
-board that stays away for longer than trials last has failed (`patience`), since that version may have taken it away.
+Canaries come first, one or more boards of each profile; until one has committed the release, no other board of that
+profile is offered it. Then waves follow, each up to a share of the boards; a wave is over when all its online boards
+have committed the release or failed. Offline boards neither count nor block, and resume when they are back.
+
+Agent versions are the exception: a board is offline during its trial, so an offline board still blocks its wave. One
+that stays offline for longer than a trial has failed (`step_limits`), since the version may have broken it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT
 from shared.tensors.counts import ceil_share
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 _OUTCOMES: Mapping[Mode, Outcome] = {"stopped": "stopped", "aborted": "aborted", "going-back": "taken-back"}
 
 
@@ -28,10 +28,9 @@ class Board(NamedTuple):
     """A board that serves releases.
 
     Attributes:
-        profile: Id of its firmware profile.
-        online: Whether it is there.
-        status: What it said last of the model; None for nothing.
-        until: Time of day at which it has failed if it stays away; empty where nobody waits for it.
+        profile: Firmware profile id; empty until the board's first report.
+        status: Last status of the rollout's model; None before the first.
+        until: UTC time at which an offline board fails; empty if no other board waits for it.
     """
 
     profile: str
@@ -41,63 +40,72 @@ class Board(NamedTuple):
 
 
 class OpenWave(NamedTuple):
-    """Offer it to these boards: name and profile of each."""
+    """Decision to offer the release to boards, given as profile by device name."""
 
     devices: dict[str, str]
     canary: bool
 
 
 class ChangeCourse(NamedTuple):
-    """Too many boards failed."""
+    """Decision to stop or take back the release after too many failures."""
 
     order: Order
     cause: str
 
 
 class EndRollout(NamedTuple):
-    """Nothing is left to do for those that are there."""
+    """Decision to end: nothing is left to do for online boards.
+
+    Attributes:
+        behind: Offline boards that have not reached their final state.
+    """
 
     outcome: Outcome
     behind: tuple[str, ...]
 
 
 class AwaitBoards(NamedTuple):
-    """Nothing can be done now, and why; for ever where the boards that could take it are not there."""
+    """Decision to wait.
+
+    Attributes:
+        why: Reason for the user.
+        no_board_online: Whether all boards that could continue are offline, so that the wait may never end.
+    """
 
     why: str
-    is_deserted: bool = False
+    no_board_online: bool = False
 
 
 Decision: TypeAlias = OpenWave | ChangeCourse | EndRollout | AwaitBoards
 
 
 def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
-    """Return what to do next.
+    """Decide the next action of a rollout.
 
     Args:
-        boards: All that serve releases, by name.
+        boards: All boards that serve releases, by device name.
     """
     offered = {device: boards[device] for device in state.offered_boards if device in boards}
-    behind = _behind(state, boards)
+    behind = _boards_behind(state, boards)
     if state.mode == "going-back":
-        online = (device for device in to_take_back(state, boards) if device in boards and boards[device].online)
+        online = (device for device in boards_to_roll_back(state, boards) if device in boards and boards[device].online)
         remaining = [device for device in online if state.stands(device, boards[device].status) != "failed"]
-        return AwaitBoards(_waiting("to go back", remaining)) if remaining else EndRollout("taken-back", behind)
+        return AwaitBoards(_wait_text("to go back", remaining)) if remaining else EndRollout("taken-back", behind)
     if state.mode in _OUTCOMES:
         return EndRollout(_OUTCOMES[state.mode], behind)
     if len(failures := state.failures) >= state.plan.max_failures:
-        named = "; ".join(f"{device}: {reason}" for device, reason in list(failures.items())[:MOST_NAMED])
-        more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
+        named = "; ".join(f"{device}: {reason}" for device, reason in list(failures.items())[:MAX_NAMED])
+        more = f"; and {len(failures) - MAX_NAMED} more" if len(failures) > MAX_NAMED else ""
         return ChangeCourse("back" if state.plan.on_failure == "back" else "stop", named + more)
     under_way = {"waiting", "taking", "trial"}
-    trying = {"taking", "trial"} if state.plan.name == AGENT else set()  # it restarts into its trial: away is under way
+    trying = {"taking", "trial"} if state.plan.name == AGENT else set()  # offline during the trial
     active = [
         device
         for device, board in offered.items()
         if (stands := state.stands(device, board.status)) in under_way and (board.online or stands in trying)
     ]
     if active:
-        return AwaitBoards(_waiting("to commit it", active) + _away(offered))
+        return AwaitBoards(_wait_text("to commit it", active) + _trial_wait_text(offered))
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
 
 
@@ -109,8 +117,8 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
     if not candidates:
         return EndRollout("finished", behind) if offered or has_it else _await_anybody(plan, boards)
-    if plan.canary and (unproven := _unproven(state, boards, candidates)):
-        if first := _canaries(state, boards, unproven):
+    if plan.canary and (unproven := _unproven_profiles(state, boards, candidates)):
+        if first := _select_canaries(state, boards, unproven):
             return OpenWave(first, canary=True)
         candidates = {device: profile for device, profile in candidates.items() if profile not in unproven}
         if not candidates:
@@ -122,11 +130,11 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     return EndRollout("finished", behind)
 
 
-def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
-    """Return the boards that are there and that later waves may take: they may fetch it with those of this one.
+def boards_to_prefetch(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
+    """Return the online boards of later waves, which may fetch the release together with the current wave.
 
     Args:
-        boards: All that serve releases, by name.
+        boards: All boards that serve releases, by device name.
     """
     plan, offered = state.plan, state.offered_boards
     if not (plan.ahead and offered and state.mode == "going"):
@@ -142,33 +150,31 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
 
 
 def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoards:
-    """Say whom a rollout waits for that has nobody to begin with."""
+    """Wait for the first board of a rollout, with the likely reason for its absence."""
     pattern = plan.devices
     offline = [device for device in boards if fnmatchcase(device, pattern)]
     if offline:
-        return AwaitBoards(_waiting("to come back", offline), is_deserted=True)
+        return AwaitBoards(_wait_text("to come back", offline), no_board_online=True)
     if boards:
-        names = _named(sorted(boards))
-        return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {names}", is_deserted=True)
+        names = join_names(sorted(boards))
+        return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {names}", no_board_online=True)
     if plan.name == AGENT:
-        return AwaitBoards("waiting for boards: none has been here whose agent tells its version", is_deserted=True)
-    why = "waiting for boards that serve releases: a board does whose agent.toml has [serve], and none has been here"
-    return AwaitBoards(why, is_deserted=True)
+        why = "waiting for boards: no agent has reported its version yet"
+    else:
+        why = "waiting for boards that serve releases: none has connected; add [serve] to the board's agent.toml"
+    return AwaitBoards(why, no_board_online=True)
 
 
 def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
-    """Say whom a rollout waits for after the first boards of some profiles went away."""
-    missing = [
-        device for device, profile in state.offered_boards.items() if profile in unproven and not _has_committed(state, device)
-    ]
-    why = (
-        f"{_waiting('to come back', missing)}: the first boards of {_named(sorted(unproven))}, which have not committed it"
-    )
-    return AwaitBoards(why, is_deserted=True)
+    """Wait for canaries that went offline before they committed the release."""
+    missing = _lost_canaries(state, unproven)
+    profiles = join_names(sorted(unproven))
+    why = f"{_wait_text('to come back', missing)}: canaries of {profiles} that have not committed it"
+    return AwaitBoards(why, no_board_online=True)
 
 
-def _unproven(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
-    """Return the profiles of candidates of which no board has committed the release."""
+def _unproven_profiles(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
+    """Return the candidates' profiles of which no board has committed the release."""
     proven = {board.profile for board in boards.values() if board_standing(state.plan, board.status) == "committed"}
     proven |= {profile for device, profile in state.offered_boards.items() if _has_committed(state, device)}
     return set(candidates.values()) - proven
@@ -178,32 +184,38 @@ def _has_committed(state: RolloutState, device: str) -> bool:
     return board_standing(state.plan, state.statuses.get(device)) == "committed"
 
 
-def _canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
-    """Return the first boards of profiles; none of one whose first boards went away, one after the other."""
+def _lost_canaries(state: RolloutState, profiles: set[str]) -> list[str]:
+    """Return the boards of these profiles that were offered the release and have not committed it."""
+    return [
+        device
+        for device, profile in state.offered_boards.items()
+        if profile in profiles and not _has_committed(state, device)
+    ]
+
+
+def _select_canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
+    """Select canaries of unproven profiles; none of a profile that has lost more than `max_failures` canaries."""
     plan, canaries = state.plan, dict[str, str]()
-    for wanted in sorted(unproven):
-        missing = [
-            one for one, profile in state.offered_boards.items() if profile == wanted and not _has_committed(state, one)
-        ]
-        if len(missing) > plan.max_failures:
+    for profile in sorted(unproven):
+        if len(_lost_canaries(state, {profile})) > plan.max_failures:
             continue
         fresh = (
             device
             for device, board in sorted(boards.items())
             if board.online
-            and board.profile == wanted
+            and board.profile == profile
             and device not in state.offered_boards
             and fnmatchcase(device, plan.devices)
             and board_standing(plan, board.status) != "committed"
         )
-        canaries |= dict.fromkeys(list(fresh)[: plan.canary], wanted)
+        canaries |= dict.fromkeys(list(fresh)[: plan.canary], profile)
     return canaries
 
 
-def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
-    """Return the boards that have the release by this rollout, or are about to: those that must go back.
+def boards_to_roll_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
+    """Return the boards that have, or are taking, the release through this rollout and must return to the previous one.
 
-    A board that served nothing before has nothing to go back to, once it has committed it.
+    A board that has committed its first release has no previous one and is left out.
     """
     devices = []
     for device in state.offered_boards:
@@ -215,30 +227,36 @@ def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     return devices
 
 
-def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]:
-    """Return the boards that are away and do not stand where they are to."""
+def _boards_behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]:
+    """Return the offline boards that have not reached their final state."""
     offline = {device for device, board in boards.items() if not board.online}
     if state.mode == "going-back":
-        return tuple(device for device in to_take_back(state, boards) if device in offline or device not in boards)
+        return tuple(
+            device for device in boards_to_roll_back(state, boards) if device in offline or device not in boards
+        )
     offline |= state.offered_boards.keys() - boards.keys()
-    if state.mode == "aborted":  # who has it keeps it, and who was never offered it lacks nothing
+    if state.mode == "aborted":  # boards keep a release that they have; others were never offered it
         affected, short = offline & state.offered_boards.keys(), {"waiting", "taking"}
     else:
-        affected, short = {device for device in offline if fnmatchcase(device, state.plan.devices)}, {"waiting", "taking", "trial"}
+        affected, short = (
+            {device for device in offline if fnmatchcase(device, state.plan.devices)},
+            {"waiting", "taking", "trial"},
+        )
     last = {device: boards[device].status if device in boards else state.statuses.get(device) for device in affected}
     return tuple(sorted(device for device, status in last.items() if state.stands(device, status) in short))
 
 
-def _waiting(what: str, devices: list[str]) -> str:
-    return f"waiting for {_named(devices)} {what}"
+def _wait_text(what: str, devices: list[str]) -> str:
+    return f"waiting for {join_names(devices)} {what}"
 
 
-def _away(offered: Mapping[str, Board]) -> str:
-    """Return which boards are away for a trial, and for how long they are waited for."""
+def _trial_wait_text(offered: Mapping[str, Board]) -> str:
+    """Name the boards that are offline during a trial, and when each is given up."""
     trials = [f"{device} until {board.until}" for device, board in offered.items() if board.until]
-    return f"; away, and waited for: {_named(trials)}" if trials else ""
+    return f"; offline during the trial: {join_names(trials)}" if trials else ""
 
 
-def _named(devices: list[str]) -> str:
-    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
-    return ", ".join(devices[:MOST_NAMED]) + more
+def join_names(devices: Sequence[str]) -> str:
+    """Join the first device names and count the others."""
+    more = f" and {len(devices) - MAX_NAMED} more" if len(devices) > MAX_NAMED else ""
+    return ", ".join(devices[:MAX_NAMED]) + more

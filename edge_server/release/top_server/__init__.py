@@ -1,1 +1,1 @@
-"""The server's part of collaborative inference: the upper half of a release, run on features that devices send."""
+"""Server side of split inference: run a release's upper half on device features."""

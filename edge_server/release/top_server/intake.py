@@ -1,7 +1,7 @@
-"""Features of requests on their way here: one request a device, asked for until they are whole, within bounds.
+"""Receive the features of split inference requests, within limits of memory and count.
 
-A newer request of a device takes the place of its older one. What all devices together may have here is bounded in
-bytes, and in requests; one beyond that is refused, and its device may say so at once.
+Each device has at most one pending request; a newer one replaces it. A request beyond the limits is refused at once, so
+that its device can fall back.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Held:
-    """A request that is here, wholly or in part.
+class PendingRequest:
+    """A request whose features are being received or await computation.
 
     Attributes:
-        request: What its device said last of it.
-        due: When its device waits no longer.
-        receiver: Takes its features; None once they are whole.
-        features: The payload, once whole.
+        due: Deadline in monotonic seconds, after which the device stops waiting.
+        receiver: Receives the features; None once they are complete.
+        features: Encoded features, once complete.
+        complete_at: Monotonic seconds at which the features were complete.
     """
 
     request: TopRequest
     due: float
     receiver: Receiver[MemorySink] | None
     features: memoryview | None = None
-    whole_at: float = 0.0
+    complete_at: float = 0.0
 
     @property
     def key(self) -> tuple[str, int, bytes]:
-        """What tells it from others of its device."""
+        """Identity of the request among those of its device."""
         return self.request.instance, self.request.number, self.request.params.digest
 
 
 @dataclass
 class Intake:
-    """The requests that are here.
+    """Pending requests of all devices.
 
     Attributes:
-        policy: How features are received; its limit is that of one request.
-        most_bytes: Of the features of all requests.
-        most_requests: That are here at once.
+        policy: Receiver settings; `policy.limit` bounds the bytes of one request.
+        most_bytes: Limit of feature bytes of all pending requests together.
+        most_requests: Limit of pending requests.
+        bytes_in: Bytes of all frames received for pending requests.
     """
 
     site: str
@@ -63,27 +64,27 @@ class Intake:
     policy: Policy
     most_bytes: int
     most_requests: int
-    held: dict[str, Held] = field(default_factory=dict)
+    pending: dict[str, PendingRequest] = field(default_factory=dict)
     bytes_in: int = 0
     _paces: dict[str, Pace] = field(default_factory=dict)
     _expected: dict[str, Allowance] = field(default_factory=dict)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes that the features of all requests take, or will when they are here."""
-        return sum(pending.request.params.size for pending in self.held.values())
+    def pending_bytes(self) -> int:
+        """Feature bytes of all pending requests, received or not."""
+        return sum(pending.request.params.size for pending in self.pending.values())
 
     def awaits(self, device: str) -> bool:
-        """Tell whether frames of a device may come: it has offered features, or was told that it may send some."""
-        return device in self.held or (device in self._expected and self._expected[device].take(0))
+        """Check whether a device may send frames: it has a pending request or credit to send ahead."""
+        return device in self.pending or (device in self._expected and self._expected[device].take(0))
 
     async def offer(self, device: str, request: TopRequest) -> None:
-        """Take a request, or hear of it again.
+        """Accept a request and ask for its features; a repeated offer extends its deadline.
 
         Raises:
-            WireError: It is larger than is taken, or there is no room for it; no memory was taken.
+            WireError: The request exceeds a limit; no memory was allocated for it.
         """
-        now, before = self.clock(), self.held.get(device)
+        now, before = self.clock(), self.pending.get(device)
         due = now + request.deadline_s
         if before and before.key == (request.instance, request.number, request.params.digest):
             before.due = due
@@ -93,23 +94,23 @@ class Intake:
             return
         self.drop(device)
         frames.check(request.params, limit=self.policy.limit)
-        if len(self.held) >= self.most_requests or self.held_bytes + request.params.size > self.most_bytes:
-            raise WireError(f"{len(self.held)} requests are being served; ask again a little later", reason="busy")
+        if len(self.pending) >= self.most_requests or self.pending_bytes + request.params.size > self.most_bytes:
+            raise WireError(f"{len(self.pending)} requests are being served; try again later", reason="busy")
         pace = self._pace(device)
         receiver = Receiver(request.params, MemorySink, self.policy, pace, now, pushed=request.pushed)
-        self.held[device] = Held(request, due, receiver)
+        self.pending[device] = PendingRequest(request, due, receiver)
         await self._ask(device, receiver)
 
-    async def take(self, device: str, data: bytes) -> tuple[bool, Held | None]:
-        """Take a frame; tell whether it was of any use, and return the request if its features are whole by it.
+    async def take(self, device: str, data: bytes) -> tuple[bool, PendingRequest | None]:
+        """Take a frame; return whether it was useful, and the request if this frame completes it.
 
         Raises:
-            WireError: It is damaged or does not fit; or the whole is not what was offered.
+            WireError: The frame is damaged or does not fit, or the complete payload does not match its digest.
         """
-        frame, pending = frames.decode(data), self.held.get(device)
+        frame, pending = frames.decode(data), self.pending.get(device)
         is_expected = device in self._expected and self._expected[device].take(frame.data.nbytes)
         if pending is None or pending.receiver is None or frame.digest != pending.receiver.transfer.digest:
-            return is_expected, None  # of a request that is over
+            return is_expected, None  # the frame belongs to a finished or replaced request
         self.bytes_in += len(data)
         is_new = pending.receiver.take(frame, self.clock())
         if not pending.receiver.complete:
@@ -118,11 +119,11 @@ class Intake:
         await self._finish(device, pending, pending.receiver)
         return True, pending if pending.features is not None else None
 
-    async def _finish(self, device: str, pending: Held, receiver: Receiver[MemorySink]) -> None:
-        """Take the whole payload; ask for all of it anew where its digest does not hold.
+    async def _finish(self, device: str, pending: PendingRequest, receiver: Receiver[MemorySink]) -> None:
+        """Finish a complete payload; request it again if its digest does not match.
 
         Raises:
-            WireError: It came damaged as often as is tried.
+            WireError: The payload was damaged in every attempt.
         """
         try:
             pending.features = receiver.finish()
@@ -132,33 +133,33 @@ class Intake:
                 raise
             await self._ask(device, receiver)
         else:
-            pending.receiver, pending.whole_at = None, self.clock()
+            pending.receiver, pending.complete_at = None, self.clock()
 
     async def look(self) -> list[str]:
-        """Ask anew for what does not come, and drop what nobody waits for; return the devices whose requests were."""
+        """Request overdue frames again and drop expired requests; return the devices of dropped requests."""
         now = self.clock()
-        late = [device for device, pending in self.held.items() if pending.receiver and pending.due <= now]
+        late = [device for device, pending in self.pending.items() if pending.receiver and pending.due <= now]
         for device in late:
             self.drop(device)
-        for device, pending in list(self.held.items()):
+        for device, pending in list(self.pending.items()):
             if pending.receiver and not pending.receiver.remaining_s(now):
                 pending.receiver.time_out(now)
                 await self._ask(device, pending.receiver)
         return late
 
     def drop(self, device: str) -> None:
-        """Forget the request of a device."""
-        self.held.pop(device, None)
+        """Drop a device's pending request."""
+        self.pending.pop(device, None)
 
     def room(self, device: str) -> Room:
-        """Return what a device may send unasked of its next features; that much is expected of it then."""
+        """Grant a device credit to send the first frames of its next request without being asked."""
         room = push_credit(self._pace(device), self._window)
         self._expect(device).ask((0, room.blocks))
         return room
 
     @property
     def _window(self) -> int:
-        return self.policy.share(sum(1 for pending in self.held.values() if pending.receiver))
+        return self.policy.share(sum(1 for pending in self.pending.values() if pending.receiver))
 
     def _pace(self, device: str) -> Pace:
         if device not in self._paces:
@@ -174,4 +175,4 @@ class Intake:
             try:
                 await self.transport.publish(topic(self.site, device, TO_DEVICE), wire.encode(want), assured=False)
             except Unreachable as error:
-                log.debug("not asked, %s will offer again: %s", device, error)
+                log.debug("frames not requested, %s will offer again: %s", device, error)

@@ -1,7 +1,7 @@
-"""Serves the upper halves of a site's releases to its devices: hears them all, computes for one at a time, in turn.
+"""Split inference service: run the upper halves of releases for a site's devices.
 
-It is a client of the site's broker of its own, beside the server that runs plans, and needs none of it: what it says of
-itself stands under `_tops`. It keeps nothing: a device whose answer is lost offers its request again.
+It computes one request at a time. It is a separate MQTT client, named `_tops`, and independent of the server that runs
+plans. It stores no requests: a device whose answer is lost offers its request again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edge_server.fleet.admission import MOST_BYTES, Admission, longest_packet
 from edge_server.fleet.subscriptions import Subscriptions
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
-from edge_server.release.top_server.figures import TopFigures
-from edge_server.release.top_server.halves import Halves
-from edge_server.release.top_server.intake import Held, Intake
+from edge_server.release.top_server.intake import Intake, PendingRequest
+from edge_server.release.top_server.metrics import TopServerMetrics
+from edge_server.release.top_server.upper_halves import UpperHalves
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.inference.collaborative import (
@@ -47,28 +47,26 @@ from shared.transport.session_probe import SessionProbe
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
-"""Between two looks at requests whose features do not come."""
-TOLD_S = 60.0
-"""Between two lines of figures in the log."""
-UNDER_WAY = 64
-"""Answers that are being published at once."""
+POLL_S = 0.25
+"""Interval between checks for overdue frames and expired requests."""
+METRICS_LOG_S = 60.0
+"""Interval between log lines with metrics."""
+MAX_ANSWERS = 64
+"""Limit of answers being published concurrently."""
 CHANNELS = {FROM_DEVICE: MOST_BYTES["features"]}
 FOLDER = "tops"
-"""In the folder of runs: the number of this process's session, and its lock."""
+"""Subfolder of the folder of runs with the service's lock and MQTT session number."""
 
 
 @dataclass
 class TopServer:
-    """One site's.
+    """The split inference service of a site.
 
     Attributes:
-        halves: What runs on it.
-        worker: Runs what blocks: a look at a release, and ONNX Runtime.
-        window_bytes: Most bytes of frames that one device is asked for at once.
-        closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
-        longest_bytes: Of a packet; a longer one is never awaited.
-        figures: What was served, and how fast.
+        worker: Runs blocking calls: reads of the release store, and ONNX Runtime.
+        window_bytes: Limit of frame bytes requested from one device at a time.
+        closed_topics: Topics closed to flooding devices, shared with the transport.
+        longest_bytes: Size limit of a received packet.
     """
 
     site: str
@@ -76,39 +74,41 @@ class TopServer:
     clock: Clock
     worker: Worker
     intake: Intake
-    halves: Halves
+    halves: UpperHalves
     window_bytes: int
     closed_topics: set[bytes] = field(default_factory=set)
     longest_bytes: int = MOST_RECEIVED_BYTES
-    figures: TopFigures = field(default_factory=TopFigures)
-    _ready: asyncio.Queue[tuple[str, Held]] = field(default_factory=asyncio.Queue)
+    metrics: TopServerMetrics = field(default_factory=TopServerMetrics)
+    _ready: asyncio.Queue[tuple[str, PendingRequest]] = field(default_factory=asyncio.Queue)
     _known: set[str] = field(default_factory=set)
     _refused: Counter[str] = field(default_factory=Counter)
-    _telling: set[asyncio.Task[None]] = field(default_factory=set)
+    _answer_tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _admission: Admission | None = None
 
     async def run(self) -> None:
         """Serve until cancelled."""
         refuse, bound = self._refuse, self.window_bytes
         self._admission = Admission(self.clock, refuse, window_bytes=bound, channels=CHANNELS)
-        place = self.transport, self.site, self._admission
+        subscriptions = Subscriptions(
+            self.transport, self.site, self._admission, lambda: self._known, self.closed_topics
+        )
         try:
             async with (
-                Subscriptions(*place, lambda: self._known, self.closed_topics).open(),
-                background(self._hear(self._admission), self._look(), self._say_figures()),
+                subscriptions.open(),
+                background(self._hear(self._admission), self._look(), self._log_metrics()),
             ):
                 await self._serve()
         finally:
-            under_way = list(self._telling)
+            under_way = list(self._answer_tasks)
             for telling in under_way:
                 telling.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
     def admits(self, name: str, size: int) -> bool:
-        """Tell whether a payload of so many bytes may come in on a topic: a longer one must be a frame that is awaited.
+        """Decide whether to receive a payload on a topic; a long one must be an awaited frame.
 
         Args:
-            size: About how many bytes.
+            size: Approximate bytes of the payload.
         """
         device, channel = parse_device(name), parse_channel(name)
         if self._admission is None or size <= CHANNELS.get(channel, MOST_BYTES["status"]):
@@ -129,7 +129,7 @@ class TopServer:
                 if frames.is_frame(data):
                     is_of_use = await self._take(device, data)
                 elif data:
-                    await self._offered(device, wire.decode(data))
+                    await self._accept_offer(device, wire.decode(data))
             except WireError as error:
                 self._refuse(device, error)
                 admission.penalize(device)
@@ -137,14 +137,14 @@ class TopServer:
             if not is_of_use:
                 admission.count_useless(device, FROM_DEVICE, len(data))
 
-    async def _offered(self, device: str, message: object) -> None:
-        """Begin to take a request, or tell its device why not.
+    async def _accept_offer(self, device: str, message: object) -> None:
+        """Accept a request, or answer its device with the reason for refusal.
 
         Raises:
-            WireError: It is no request, or not of this device.
+            WireError: The message is not a valid request of this device.
         """
         if not isinstance(message, TopRequest):
-            raise WireError(f"{type(message).__name__} is not for the server's half", reason="unexpected")
+            raise WireError(f"the service accepts no {type(message).__name__}", reason="unexpected")
         if message.device != device:
             raise WireError(f"request in the name of {message.device[:64]!r}", reason="identity")
         check_request(message)
@@ -153,15 +153,15 @@ class TopServer:
             await self.intake.offer(device, message)
         except WireError as error:
             self._answer(device, message, error=error)
-            if error.reason != "busy":  # that is nobody's fault
+            if error.reason != "busy":  # the device is not to be penalized
                 raise
 
     async def _take(self, device: str, data: bytes) -> bool:
-        pending = self.intake.held.get(device)
+        pending = self.intake.pending.get(device)
         try:
             is_of_use, complete = await self.intake.take(device, data)
         except WireError as error:
-            if pending and device not in self.intake.held:
+            if pending and device not in self.intake.pending:
                 self._answer(device, pending.request, error=error)
             raise
         if complete:
@@ -169,15 +169,15 @@ class TopServer:
         return is_of_use
 
     async def _serve(self) -> None:
-        """Run halves on features, one request after the other, in the order in which they were whole."""
+        """Process complete requests one at a time, in order of completion."""
         while True:
             device, pending = await self._ready.get()
-            if self.intake.held.get(device) is not pending:
-                continue  # a newer one has taken its place
+            if self.intake.pending.get(device) is not pending:
+                continue  # replaced by a newer request
             began = self.clock()
             if pending.due <= began:
                 self.intake.drop(device)
-                self._answer(device, pending.request, error=WireError("its time was over", reason="late"))
+                self._answer(device, pending.request, error=WireError("the request's deadline passed", reason="late"))
                 continue
             assert pending.features is not None
             run = partial(self.halves.run, pending.request, pending.features)
@@ -185,12 +185,14 @@ class TopServer:
                 outputs, error = await self.worker(run), None
             except WireError as problem:
                 outputs, error = b"", problem
-            timing = TopTiming(waited_s=began - pending.whole_at, compute_s=self.clock() - began)
+            timing = TopTiming(waited_s=began - pending.complete_at, compute_s=self.clock() - began)
             self._finish(device, pending, timing, outputs, error)
 
-    def _finish(self, device: str, pending: Held, timing: TopTiming, outputs: bytes, error: WireError | None) -> None:
-        """Answer a request, unless a newer one of its device has come meanwhile."""
-        if self.intake.held.get(device) is not pending:
+    def _finish(
+        self, device: str, pending: PendingRequest, timing: TopTiming, outputs: bytes, error: WireError | None
+    ) -> None:
+        """Answer a request unless a newer one of its device has replaced it."""
+        if self.intake.pending.get(device) is not pending:
             return
         self.intake.drop(device)
         if error:
@@ -198,7 +200,7 @@ class TopServer:
             if self._admission:
                 self._admission.penalize(device)
         else:
-            self.figures.served(timing, pending.request.params.size, len(outputs))
+            self.metrics.count_request(timing, pending.request.params.size, len(outputs))
         self._answer(device, pending.request, timing=timing, outputs=outputs, error=error)
 
     def _answer(
@@ -210,11 +212,11 @@ class TopServer:
         outputs: bytes = b"",
         error: WireError | None = None,
     ) -> None:
-        """Tell a device what its request came to, without waiting until the broker has it."""
+        """Publish the answer to a request in the background."""
         if error:
-            self.figures.refused[error.reason] += 1
-        if len(self._telling) >= UNDER_WAY:
-            return  # its device offers it again
+            self.metrics.refused[error.reason] += 1
+        if len(self._answer_tasks) >= MAX_ANSWERS:
+            return  # the device will offer the request again
         answer = TopAnswer(
             device=device,
             instance=request.instance,
@@ -227,60 +229,51 @@ class TopServer:
             room=Room() if error else self.intake.room(device),
         )
         telling = asyncio.create_task(self._publish(device, answer), name="answer")
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        self._answer_tasks.add(telling)
+        telling.add_done_callback(self._answer_tasks.discard)
 
     async def _publish(self, device: str, answer: TopAnswer) -> None:
         try:
             await self.transport.publish(topic(self.site, device, TO_DEVICE), wire.encode(answer))
         except Unreachable as error:
-            log.debug("not told, %s will offer its request again: %s", device, error)
+            log.debug("answer not sent, %s will offer its request again: %s", device, error)
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             for device in await self.intake.look():
-                log.debug("device %s waits no longer for a request whose features did not come", device)
-                self.figures.refused["late"] += 1
+                log.debug("request of %s expired before its features arrived", device)
+                self.metrics.refused["late"] += 1
 
-    async def _say_figures(self) -> None:
+    async def _log_metrics(self) -> None:
         while True:
-            await asyncio.sleep(TOLD_S)
-            if line := self.figures.line():
+            await asyncio.sleep(METRICS_LOG_S)
+            if line := self.metrics.line():
                 log.info("%s", line)
             self._refused.clear()
 
     def _refuse(self, device: str, error: WireError) -> None:
-        """Count what is not taken; say so once a reason and minute, however much of it comes."""
+        """Count a refused message; log the first for each reason and `METRICS_LOG_S`."""
         if not self._refused[error.reason]:
             log.warning("refused a message of %s (%s): %s", device, error.reason, error)
         self._refused[error.reason] += 1
 
 
 def compose(config: ServerConfig, transport: Transport, *, clock: Clock = monotonic) -> TopServer:
-    """Return the service that a server's file describes.
-
-    Args:
-        config: The site, its folders, and how much is taken.
-        transport: Its way to the broker.
-        clock: Monotonic seconds.
-    """
+    """Create the service from its configuration."""
     tops, link = config.tops, config.link
     limit = tops.max_features_mb << 20
     intake = Intake(config.site, transport, clock, link.policy(limit), tops.held_mb << 20, tops.waiting)
-    halves = Halves(Path(config.data_dir), tops.threads, tops.releases, limit)
+    halves = UpperHalves(Path(config.data_dir), tops.threads, tops.releases, limit)
     return TopServer(config.site, transport, clock, in_thread, intake, halves, link.window * link.frame_bytes)
 
 
 async def serve_site(config: ServerConfig) -> None:
-    """Serve the upper halves of a site's releases until cancelled.
-
-    Args:
-        config: As its file has it.
+    """Run the split inference service until cancelled.
 
     Raises:
-        ConfigError: Another process serves them, or a newer version wrote in the folder of runs.
-        Unwritable: The disk takes nothing more.
+        ConfigError: Another process runs the service, or a newer fieldfleet wrote in the folder of runs.
+        Unwritable: The disk is full.
     """
     folder = Path(config.data_dir) / FOLDER
     claim_data_folder(folder.parent)
@@ -288,13 +281,17 @@ async def serve_site(config: ServerConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder) as lock:
         session = Session(folder / "session", TOPS, config.site, uuid.uuid4().hex)
-        most = longest_packet(config.link.frame_bytes)
-        known_as = f"{config.site}.{TOPS}", session.presence
-        probe = SessionProbe.of_server(config.site)
-        transport = MqttTransport(config.broker, *known_as, most_packet_bytes=most, probe=probe)
+        longest_bytes = longest_packet(config.link.frame_bytes)
+        transport = MqttTransport(
+            config.broker,
+            f"{config.site}.{TOPS}",
+            session.presence,
+            most_packet_bytes=longest_bytes,
+            probe=SessionProbe.of_server(config.site),
+        )
         server = compose(config, transport)
         server.closed_topics, transport.admits = transport.closed, server.admits
-        server.longest_bytes = most
+        server.longest_bytes = longest_bytes
         async with transport.running(), background(keep_lock(lock)):
-            log.info("serves the upper halves of the releases in %s", config.data_dir)
+            log.info("serving the upper halves of the releases in %s", config.data_dir)
             await server.run()

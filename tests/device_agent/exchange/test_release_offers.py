@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from device_agent.exchange.release_parts import find_lacking, runtime_refusal, unpack_bundle
-from edge_server.release.rollout.parts_out import cut_bundle
+from edge_server.release.rollout.bundle_distributor import open_bundle
 from edge_server.release.store import StoredRelease
 from shared.errors import CorruptFile, WireError
 from shared.protocol import wire
@@ -89,7 +89,7 @@ class Gateway:
                             await self.transport.publish(topic(SITE, DEVICE, "parts"), frame)
 
     async def _offer_bundle(self, told: Lacks) -> None:
-        whole = cut_bundle(self.stored, parse_lacks(told), 4096)
+        whole = open_bundle(self.stored, parse_lacks(told), 4096)
         data = self.damage(b"".join(whole.source.read(0, 1 << 24)))
         self._sender = type(whole).of_parts([memoryview(data)], 4096)
         await self.say(Bundle(deployment=told.deployment, params=self._sender.transfer))

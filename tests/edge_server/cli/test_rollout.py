@@ -15,7 +15,7 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.rollouts.file import BoardTold, PartsSent, RolloutEnded, RolloutPlan, WaveOpened
 from edge_server.release.rollout import drive
-from edge_server.release.rollout.orders import KnownRollout, begin_rollout, open_rollout
+from edge_server.release.rollout.orders import LoadedRollout, begin_rollout, open_rollout
 from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from shared.protocol.inference.rollout import ModelStatus
@@ -127,7 +127,7 @@ def test_a_site_without_boards_is_waited_for_no_longer_than_told(tmp_path):
 
 
 @pytest.fixture
-def known(tmp_path) -> KnownRollout:
+def known(tmp_path) -> LoadedRollout:
     """A rollout of which one board has committed the release, another refused it, a third is away."""
     found = begin_rollout(tmp_path, make_release(tmp_path, LAYERS), TERMS)
     name = found.state.plan.deployment

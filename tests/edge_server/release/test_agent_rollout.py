@@ -207,7 +207,7 @@ class Fleet:
         stored = find_agent(self.site.path, known.state.plan.release)
         clock = asyncio.get_running_loop().time
         engine = RolloutEngine(
-            *(SITE, self.transport, clock, inline, known.journal, known.state, stored, 4096, 1.0), wait=wait
+            *(SITE, self.transport, clock, inline, known.journal, known.state, stored, 4096, 1.0), on_wait=wait
         )
         async with asyncio.timeout(36_000):
             await engine.run()

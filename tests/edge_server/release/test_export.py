@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from edge_server.plan.sections import Chosen
-from edge_server.release.graph import MOST_ERROR
+from edge_server.release.graph import MAX_ERROR
 from edge_server.release.run_model import read_model
 from shared import registry
 from shared.data.spec import Data
@@ -43,7 +43,7 @@ def test_onnx_runtime_computes_what_pytorch_does(tmp_path, capsys, name):
     assert called("export", "last", "--format", "onnx", "--out", out, "--json", "--data-dir", tmp_path) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["round"], told["size"]) == (2, out.stat().st_size)
-    assert told["error"] <= MOST_ERROR
+    assert told["error"] <= MAX_ERROR
     network, tree = (
         build_blank(run.opened.plan.model),
         file.load(run.folder / "checkpoints" / "round-000002.safetensors").tree,
@@ -53,7 +53,7 @@ def test_onnx_runtime_computes_what_pytorch_does(tmp_path, capsys, name):
         expected = functional_call(network.layers.eval(), tree, (inputs,)).numpy()
     for count in (1, 7):
         found = asked(inputs[:count].numpy(), str(out))
-        assert np.abs(found - expected[:count]).max() <= MOST_ERROR * np.abs(expected).max()
+        assert np.abs(found - expected[:count]).max() <= MAX_ERROR * np.abs(expected).max()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:DeprecationWarning")
@@ -73,7 +73,7 @@ def test_weights_alone_and_torchscript(tmp_path, capsys):
     with torch.no_grad():
         outputs = torch.jit.load(script)(inputs)
         same = functional_call(network.layers.eval(), expected, (inputs,))
-    assert (outputs - same).abs().max() <= MOST_ERROR * same.abs().max()
+    assert (outputs - same).abs().max() <= MAX_ERROR * same.abs().max()
 
 
 def test_of_a_split_method_both_parts_and_of_semisfl_the_teacher(tmp_path):

@@ -132,7 +132,7 @@ def test_a_network_that_eight_bits_ruin_is_refused(tmp_path, give):
     code, out, err = give("create", "last", "--int8")
     assert (code, out) == (2, "")
     assert names_all(err, "int8", 300, "--max-drop", 0.01)
-    assert store.all_releases(tmp_path) == []
+    assert store.list_releases(tmp_path) == []
     assert made(give, "--int8", "--max-drop", 1).reduction.accuracy < 0.6
 
 
@@ -157,7 +157,7 @@ def test_weights_too_large_for_16_bits_are_refused(tmp_path, give):
     leave_picks(tmp_path, **{"3.bias": torch.tensor([0.0, 1e6, 0.0])})
     code, _, err = give("create", "last", "--float16")
     assert code == 2
-    assert names_all(err, "3.bias", 16)
+    assert names_all(err, "3.bias", "--float16")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_what_is_deleted_frees_its_parts_and_its_number_is_not_given_again(tmp_p
     assert blobs == {part.sha256 for part in made.parts.values()} | {store.find_release(tmp_path, "tiny").sha256}
     assert give("show", "tiny/2")[0] == 2
     assert give("create", "next-1")[0] == 0
-    assert [one.manifest.version for one in store.all_releases(tmp_path)] == [1, 3]
+    assert [one.manifest.version for one in store.list_releases(tmp_path)] == [1, 3]
 
 
 def test_it_is_shown_for_people(give, made):
@@ -233,7 +233,7 @@ def test_a_release_made_anew_is_whole_again(tmp_path, give, made):
     assert give("create", RUN)[0] == 0
     assert give("show", "tiny/2")[0] == 0
     assert give("delete", "tiny/1")[0] == 0
-    assert [one.manifest.version for one in store.all_releases(tmp_path)] == [2]
+    assert [one.manifest.version for one in store.list_releases(tmp_path)] == [2]
 
 
 def test_numbers_that_are_none_are_refused(tmp_path, give):

@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.journal.rollouts.file import PartsSent, RolloutOrdered, RolloutPlan, WaveOpened, read_rollout
 from edge_server.release.rollout.engine import RolloutEngine
-from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
+from edge_server.release.rollout.orders import LoadedRollout, begin_rollout, boards_using, give_order, open_rollout
 from edge_server.release.rollout.tables import heading_lines
 from edge_server.release.store import StoredRelease, find_release, publish
 from shared.errors import ConfigError
@@ -64,7 +64,7 @@ class Site:
     def release(self, **changed: bytes) -> StoredRelease:
         return make_release(self.data_dir, {**LAYERS, **changed})
 
-    def engine(self, known: KnownRollout, *, stays: bool = False) -> RolloutEngine:
+    def engine(self, known: LoadedRollout, *, stays: bool = False) -> RolloutEngine:
         """Return a process that drives a rollout, as it starts."""
         stored = find_release(self.data_dir, known.state.plan.release)
         loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Site:
             *(SITE, self.transport, loop.time, inline, known.journal, known.state, stored, 4096, 1.0), stays=stays
         )
 
-    async def roll_out(self, stored: StoredRelease, **terms: object) -> KnownRollout:
+    async def roll_out(self, stored: StoredRelease, **terms: object) -> LoadedRollout:
         """Roll a release out to its end."""
         known = begin_rollout(self.data_dir, stored, msgspec.structs.replace(TERMS, **terms))
         async with asyncio.timeout(3600):
@@ -83,11 +83,11 @@ class Site:
         return {name: board.record().committed for name, board in self.boards.items()}
 
 
-def sent(known: KnownRollout, data_dir: Path) -> list[PartsSent]:
+def sent(known: LoadedRollout, data_dir: Path) -> list[PartsSent]:
     return [one for one in read_rollout(data_dir, known.state.plan.deployment) if isinstance(one, PartsSent)]
 
 
-def shown(known: KnownRollout) -> str:
+def shown(known: LoadedRollout) -> str:
     """Return what people are told above the table of boards."""
     return "\n".join(heading_lines(known.state))
 
@@ -110,7 +110,7 @@ def test_a_release_goes_to_all_wave_by_wave_and_is_recorded(tmp_path, virtually)
             waves = [one for one in records if isinstance(one, WaveOpened)]
             assert [(len(one.devices), one.canary) for one in waves] == [(2, True), (1, False), (3, False)]
             assert set(waves[0].devices.values()) == {"pi-3", "pi-4"}
-            assert boards_with(site.data_dir, "net/1") == sorted(site.boards)
+            assert boards_using(site.data_dir, "net/1") == sorted(site.boards)
 
     virtually(routine())
 
@@ -252,7 +252,7 @@ def test_a_bad_release_stops_at_the_canary_and_is_taken_back(tmp_path, virtually
             assert reason in known.state.cause
             assert list(known.state.offered_boards) == ["pi-00"]
             assert set(site.versions().values()) == {1}
-            assert boards_with(site.data_dir, "net/2") == []
+            assert boards_using(site.data_dir, "net/2") == []
 
     virtually(routine())
 
@@ -285,7 +285,7 @@ def test_boards_that_are_away_take_it_when_they_are_back(tmp_path, virtually):
             await until(lambda: site.boards["pi-03"].record().committed == 1)
             staying.cancel()
             await asyncio.gather(staying, return_exceptions=True)
-            assert boards_with(site.data_dir, "net/1") == sorted(site.boards)
+            assert boards_using(site.data_dir, "net/1") == sorted(site.boards)
 
     virtually(routine())
 
@@ -440,7 +440,7 @@ def test_nobody_to_begin_with_is_named_and_waited_for_no_longer_than_that(
                 await site.boards[name].switch_off()
             known = begin_rollout(site.data_dir, site.release(), msgspec.structs.replace(TERMS, devices=pattern))
             engine = site.engine(known)
-            engine.wait_s, engine.wait = 90.0, waited.append
+            engine.wait_s, engine.on_wait = 90.0, waited.append
             began = asyncio.get_running_loop().time()
             await engine.run()
             assert 90 <= asyncio.get_running_loop().time() - began < 100

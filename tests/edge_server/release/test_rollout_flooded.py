@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.rollouts.file import BoardTold, read_rollout
-from edge_server.release.rollout.engine import TOLD_AT_ONCE
+from edge_server.release.rollout.engine import STATUS_BURST
 from shared.protocol import wire
 from shared.protocol.inference.rollout import ModelStatus, Releases
 from shared.protocol.topics import topic
@@ -71,7 +71,7 @@ def test_a_board_that_says_another_thing_all_the_time_fills_no_journal(tmp_path,
     assert {device: version for device, version in site.versions().items() if device != BAD} == dict.fromkeys(
         ("pi-01", "pi-02", "pi-03"), 1
     )
-    assert 1 < len(told(site, known, BAD)) <= TOLD_AT_ONCE + 40
+    assert 1 < len(told(site, known, BAD)) <= STATUS_BURST + 40
     assert len(log_messages(caplog, BAD, level="WARNING")) == 1
     assert max(len(told(site, known, device)) for device in site.boards if device != BAD) < 12
 

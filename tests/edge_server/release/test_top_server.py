@@ -107,8 +107,8 @@ def test_three_devices_at_once_have_what_pytorch_computes(site, real, folder, lo
                         assert reply.bytes_down > len(reply.outputs) > 0
                         assert 0 <= reply.timing.compute_s <= reply.round_trip_s
                         assert 0 <= reply.link_s <= reply.round_trip_s
-            assert server.figures.requests == 9
-            assert not server.intake.held
+            assert server.metrics.requests == 9
+            assert not server.intake.pending
 
     real(check())
 
@@ -124,7 +124,7 @@ def test_a_payload_that_went_before_leaves_room_for_the_next_unasked(virtually, 
                     assert lower.error((await way(lower.half, lower.features(8), 5.0)).outputs, 8) <= CLOSE
                     counts.append(sum(isinstance(wire.decode(data), Want) for _, data in told.drain()))
             assert counts[0] > counts[1] == 0
-            assert server.figures.refused.total() == 0
+            assert server.metrics.refused.total() == 0
 
     virtually(check())
 
@@ -141,7 +141,7 @@ def test_requests_of_a_device_wait_for_one_another(virtually, folder, small):
             assert refused.value.reason == "busy"
             most = 0
             while not all(one.done() for one in asked):
-                most = max(most, len(server.intake.held))
+                most = max(most, len(server.intake.pending))
                 await asyncio.sleep(0)
             assert most == 1
             assert all(small.error(one.result().outputs) <= CLOSE for one in asked)
@@ -196,7 +196,7 @@ def test_a_server_that_dies_under_a_request_is_said_at_once(virtually, folder, s
 
 def half_here(server: TopServer) -> bool:
     """Tell whether some of the features are here, and not all."""
-    held = server.intake.held.get("pi")
+    held = server.intake.pending.get("pi")
     return held is not None and held.receiver is not None and held.receiver.bytes_received > 0
 
 
@@ -216,7 +216,7 @@ def test_a_request_goes_on_with_a_server_that_has_restarted(virtually, folder, l
                 presence = build_presence(TOPS, SITE, "two", 2)
                 await transport.publish(presence.topic, presence.birth, retain=True)
                 assert lower.error((await asking).outputs, 10) <= CLOSE
-                assert second.figures.requests == 1
+                assert second.metrics.requests == 1
 
     virtually(check())
 
@@ -299,8 +299,8 @@ def test_what_cannot_be_served_is_refused_with_its_cause(virtually, folder, smal
             with pytest.raises(InferenceRefused) as refused:
                 await way(half, parts, 20.0)
             assert refused.value.reason == reason
-            assert server.figures.refused[reason] == 1
-            assert not server.intake.held
+            assert server.metrics.refused[reason] == 1
+            assert not server.intake.pending
             assert small.error((await way(small.half, small.features(), 20.0)).outputs) <= CLOSE
 
     virtually(check())
@@ -346,15 +346,15 @@ def test_what_all_devices_may_have_here_is_bounded(virtually, folder, small):
         async with in_memory(folder, "pi", waiting=4, max_features_mb=1, held_mb=2) as (server, transport, way):
             for number in range(8):
                 await offer(transport, f"greedy-{number}", 1 << 20)
-            assert (len(server.intake.held), server.intake.held_bytes) == (2, 2 << 20)
+            assert (len(server.intake.pending), server.intake.pending_bytes) == (2, 2 << 20)
             with pytest.raises(InferenceRefused) as refused:
                 await way(small.half, small.features(), 2.0)
             assert refused.value.reason == "busy"
             await asyncio.sleep(4.0)
-            assert (len(server.intake.held), server.intake.held_bytes) == (0, 0)
+            assert (len(server.intake.pending), server.intake.pending_bytes) == (0, 0)
             for number in range(8):
                 await offer(transport, f"modest-{number}", 1024)
-            assert len(server.intake.held) == 4
+            assert len(server.intake.pending) == 4
             await asyncio.sleep(4.0)
             assert small.error((await way(small.half, small.features(), 2.0)).outputs) <= CLOSE
 
@@ -381,7 +381,7 @@ def test_a_newer_request_takes_the_place_of_an_older_one(virtually, folder, smal
                     )
                     await transport.publish(topic(SITE, "pi", "infer"), wire.encode(request))
                 await asyncio.sleep(0.1)
-                assert server.intake.held["pi"].request.number == 19
+                assert server.intake.pending["pi"].request.number == 19
                 await transport.publish(topic(SITE, "pi", "infer"), sender.frame(0, sender.transfer.blocks))
                 await asyncio.sleep(0.1)
                 answers = [one for _, data in told.drain() if isinstance(one := wire.decode(data), TopAnswer)]
@@ -424,7 +424,7 @@ def test_a_flood_of_one_device_takes_nothing_from_another(virtually, folder, sma
                 assert small.error((await way(small.half, small.features(), 5.0)).outputs) <= CLOSE
             await flooding
             assert small.error((await way(small.half, small.features(), 5.0)).outputs) <= CLOSE
-            assert not server.intake.held
+            assert not server.intake.pending
             assert not server.admits(topic(SITE, "foe", "infer"), 1 << 20)
             assert server.admits(topic(SITE, "pi", "infer"), FRAME)
 
@@ -459,7 +459,7 @@ def test_features_that_come_damaged_are_asked_for_again(virtually, folder, small
                 await asyncio.sleep(0.1)
                 answers = [one for _, data in told.drain() if isinstance(one := wire.decode(data), TopAnswer)]
             assert [one.reason for one in answers] == ["digest"]
-            assert not server.intake.held
+            assert not server.intake.pending
 
     virtually(check())
 

@@ -15,15 +15,15 @@ from edge_server.journal.rollouts.file import (
     WaveOpened,
 )
 from edge_server.journal.rollouts.state import RolloutState, board_standing
-from edge_server.release.rollout.patience import Patience, away_limit, time_limit, time_limits
+from edge_server.release.rollout.step_limits import StepTimer, offline_limit, step_limit, step_limits
 from edge_server.release.rollout.waves import (
     AwaitBoards,
     Board,
     ChangeCourse,
     EndRollout,
     OpenWave,
+    boards_to_roll_back,
     decide,
-    to_take_back,
 )
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT, MOST_BUSY_S
@@ -244,7 +244,7 @@ def test_taking_it_back_waits_for_those_that_are_there_and_leaves_alone_who_had_
     while isinstance(site.decide(), OpenWave):
         site.commit_all()
     site.state.apply(RolloutOrdered(at=AT, order="back"))
-    assert to_take_back(site.state, site.boards) == ["d00", "d01", "d02"]
+    assert boards_to_roll_back(site.state, site.boards) == ["d00", "d01", "d02"]
     site.turn("d02", online=False)
     assert isinstance(site.decide(), AwaitBoards)
     for device in ("d00", "d01"):
@@ -302,11 +302,11 @@ def _fields(plan: RolloutPlan) -> dict[str, object]:
 
 
 def test_every_step_of_a_board_has_its_time_and_what_it_is_away_does_not_count():
-    patience, device = Patience(), "d00"
+    patience, device = StepTimer(), "d00"
 
     def taken(status: ModelStatus, seconds: range) -> list[int]:
         """Return the first of these seconds at which it has taken too long."""
-        limits = {device: time_limit(PLAN, status, size=1_600_000)}
+        limits = {device: step_limit(PLAN, status, size=1_600_000)}
         return [now for now in seconds if patience.overdue(limits, float(now))][:1]
 
     offered, fetched, trial = (said(one) for one in ("offered", "fetched", "trial"))
@@ -315,16 +315,16 @@ def test_every_step_of_a_board_has_its_time_and_what_it_is_away_does_not_count()
     assert taken(offered, range(10_000, 10_100)) == [10_022], "FETCH_S and 100 s at 16 kB/s, of which 199 have passed"
     assert taken(fetched, range(11_000, 14_000)) == [11_000 + 1921]
     assert taken(trial, range(14_000, 17_000)) == [14_000 + 3 * 600 + 60 + 120 + 1]
-    assert time_limit(PLAN, said("committed", committed=2), 1) is None
-    assert time_limit(PLAN, said("refused"), 1) is None
+    assert step_limit(PLAN, said("committed", committed=2), 1) is None
+    assert step_limit(PLAN, said("refused"), 1) is None
 
 
 def test_a_step_that_a_board_comes_back_to_goes_on_where_it_was():
     """Else one that is there and away by turns would hold the others for ever."""
-    patience = Patience()
+    patience = StepTimer()
     given_up = []
     for now in range(4_000):
-        step = time_limit(PLAN, said("fetched" if now % 20 < 10 else "trial"), 1)
+        step = step_limit(PLAN, said("fetched" if now % 20 < 10 else "trial"), 1)
         given_up += [(now, cause) for cause in patience.overdue({"d00": step}, float(now)).values()]
     assert given_up[0][0] == 3841
     assert names_all(given_up[0][1], "1920 s")
@@ -336,17 +336,17 @@ def test_who_took_a_version_of_the_agent_and_stays_away_has_its_time_too(state):
     site.decide()
     site.say("d00", said(state, plan=site.state.plan))
     site.turn("d00", online=False)
-    [limit] = time_limits(site.state, site.boards, lambda _device: 0).values()
+    [limit] = step_limits(site.state, site.boards, lambda _device: 0).values()
     assert (limit.step, limit.seconds) == ("trial", 3 * 120 + 180)
     assert names_all(limit.cause, "540 s", "device-agent upgrade status", "edge-server rollout resume")
-    patience = Patience()
+    patience = StepTimer()
     assert next(now for now in range(600) if patience.overdue({"d00": limit}, float(now))) == 541
     site.boards["d00"] = site.boards["d00"]._replace(until="2026-01-01T00:09:00Z")
     found = site.decide()
     assert isinstance(found, AwaitBoards)
     assert names_all(found.why, "d00", "2026-01-01T00:09:00Z")
     site.state.apply(BoardGivenUp(at=AT, device="d00", cause=limit.cause))
-    assert time_limits(site.state, site.boards, lambda _device: 0) == {}
+    assert step_limits(site.state, site.boards, lambda _device: 0) == {}
     assert site.decide() == ChangeCourse("stop", f"d00: {limit.cause}")
     site.state.apply(RolloutOrdered(at=AT, order="resume"))
     assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True), "nobody has shown that it does no harm"
@@ -354,15 +354,15 @@ def test_who_took_a_version_of_the_agent_and_stays_away_has_its_time_too(state):
 
 def test_a_board_that_is_away_holds_nobody_up_with_a_model_and_before_it_said_that_it_takes_it():
     agent = RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2"})
-    assert away_limit(PLAN, said("trial")) is None
+    assert offline_limit(PLAN, said("trial")) is None
     for status in (None, OLD, said("committed", committed=2, plan=agent), said("rolled-back", plan=agent)):
-        assert away_limit(agent, status) is None
+        assert offline_limit(agent, status) is None
 
 
 def test_a_board_that_waits_for_its_own_task_refuses_a_version_of_the_agent_before_the_gateway_gives_it_up():
     agent = RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2"})
     for state in ("fetched", "verified", "staged"):
-        limit = time_limit(agent, said(state, plan=agent), 1)
+        limit = step_limit(agent, said(state, plan=agent), 1)
         assert (limit.step, limit.seconds) == ("gates", MOST_BUSY_S + 300)
 
 

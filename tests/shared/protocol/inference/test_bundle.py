@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.release.rollout.parts_out import cut_bundle
+from edge_server.release.rollout.bundle_distributor import open_bundle
 from shared.errors import WireError
 from shared.protocol.inference.bundle import (
     HEADER,
@@ -37,7 +37,7 @@ def digests(stored) -> set[str]:
 def test_a_board_that_has_nothing_lacks_whole_parts(stored):
     lacking = compute_lacking(stored.manifest, (), ())
     assert lacking == Lacking(frozenset(digests(stored)))
-    data = b"".join(cut_bundle(stored, lacking, 1024).source.read(0, 1 << 20))
+    data = b"".join(open_bundle(stored, lacking, 1024).source.read(0, 1 << 20))
     assert data == b"".join(stored.path(one.sha256).read_bytes() for one in bundle_pieces(stored.manifest, lacking))
 
 
@@ -49,7 +49,7 @@ def test_a_board_that_has_a_tensor_lacks_the_others_and_the_header(stored):
     assert lacking == Lacking(tensors=frozenset({same}), header=True)
     pieces = bundle_pieces(manifest, lacking)
     assert [(one.sha256, one.size) for one in pieces] == [(HEADER, header_bytes(manifest)), (same, 3000)]
-    data = b"".join(cut_bundle(stored, lacking, 1024).source.read(0, 1 << 20))
+    data = b"".join(open_bundle(stored, lacking, 1024).source.read(0, 1 << 20))
     file = stored.path(manifest.parameters.sha256).read_bytes()
     assert data == file[: header_bytes(manifest)] + TENSORS["a"]
     assert tensor_places(file[8 : header_bytes(manifest)])["b"] == (3000, 3500)

@@ -1,7 +1,7 @@
-"""Upper halves of releases by ONNX Runtime: each opened when it is first asked for, a few of them at a time.
+"""LRU cache of ONNX Runtime sessions for the upper halves of releases.
 
-No torch: a process that only serves starts in a second and takes a fifth of the memory. A half is bound to its
-parameters by name, and only to those that it has.
+Torch is not imported: without it, the service starts in a second and takes a fifth of the memory. A half is bound by
+name to its own parameters only.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shared.tensors import feature_codec
 
 log = logging.getLogger(__name__)
 
-MOST_KNOWN = 64
-"""Releases of which it is remembered what they are."""
+MAX_KNOWN = 64
+"""Limit of cached manifests."""
 VALUE_BYTES = 4
-ERRORS_ALONE = 3
-"""Level of ONNX Runtime's own log."""
+ERROR_LOG_LEVEL = 3
+"""Severity level of ONNX Runtime's logger."""
 
 
 class _OpenHalf(NamedTuple):
-    """A session, and what it is bound to, which must live as long."""
+    """A session with its bound parameters, which must outlive it."""
 
     graph: ReleaseGraph
     session: Any
@@ -44,14 +44,14 @@ class _OpenHalf(NamedTuple):
 
 
 @dataclass
-class Halves:
+class UpperHalves:
     """The upper halves of a site's releases.
 
     Attributes:
-        data_dir: Folder of runs, in which releases lie too.
-        threads: Of ONNX Runtime, for one request; it works on one at a time.
-        most_open: Sessions that are kept; the one that was asked longest ago makes way.
-        most_bytes: Of the features of a request, as float32 numbers.
+        data_dir: Folder of runs; releases are stored in it too.
+        threads: ONNX Runtime threads for a request; requests run one at a time.
+        most_open: Limit of open sessions; the least recently used one is closed.
+        most_bytes: Size limit of a request's features, decoded to float32.
     """
 
     data_dir: Path
@@ -60,26 +60,26 @@ class Halves:
     most_bytes: int
 
     def __post_init__(self) -> None:
-        """Begin with nothing open."""
-        self._known: OrderedDict[tuple[str, int], StoredRelease] = OrderedDict()
-        self._open: OrderedDict[tuple[str, int], _OpenHalf] = OrderedDict()
+        """Create empty caches."""
+        self._releases: OrderedDict[tuple[str, int], StoredRelease] = OrderedDict()
+        self._halves: OrderedDict[tuple[str, int], _OpenHalf] = OrderedDict()
 
     def require(self, request: TopRequest) -> None:
-        """Refuse a request that no half here can serve; it may read a manifest from the disk.
+        """Reject a request for which no half exists; may read a manifest from disk.
 
         Raises:
-            WireError: There is no such release, it has no halves, or the device's half has other parameters.
+            WireError: The release does not exist or has no halves, or the device's half has different parameters.
         """
         key = request.name, request.version
-        if key not in self._known:
-            self._known[key] = self._find(request)
-        self._known.move_to_end(key)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-        manifest = self._known[key].manifest
+        if key not in self._releases:
+            self._releases[key] = self._find(request)
+        self._releases.move_to_end(key)
+        if len(self._releases) > MAX_KNOWN:
+            self._releases.popitem(last=False)
+        manifest = self._releases[key].manifest
         if manifest.parameters.sha256 != request.parameters.hex():
             raise WireError(
-                f"release {manifest.reference} has other parameters here than on the device", reason="other-release"
+                f"release {manifest.reference}: parameters of server and device differ", reason="other-release"
             )
 
     def _find(self, request: TopRequest) -> StoredRelease:
@@ -88,25 +88,26 @@ class Halves:
             release = find_release(self.data_dir, reference)
         except (ConfigError, CorruptFile, OSError) as error:
             log.debug("%s", error)
-            raise WireError(f"no release {reference} here that can be served", reason="unknown-release") from error
+            raise WireError(f"no usable release {reference} on the server", reason="unknown-release") from error
         if release.manifest.halves is None:
             raise WireError(
-                f"release {reference} has no halves: `edge-server release create --halves` makes one that has",
+                f"release {reference} has no halves: create it again with `edge-server release create --halves`",
                 reason="unknown-release",
             )
         return release
 
     def run(self, request: TopRequest, data: memoryview) -> bytes:
-        """Return the outputs of a request that was `require`d, as a payload in one piece; blocks.
+        """Run the upper half on a request's features and return the encoded outputs; blocks.
 
         Args:
-            data: The payload of its features.
+            request: A request that passed `require`.
+            data: Encoded features of the request.
 
         Raises:
-            WireError: The features are damaged or not what the half takes, its outputs are no finite numbers or too
-                many, or it cannot be opened or run.
+            WireError: The features are damaged or of the wrong shape, the outputs are not finite or too large, or the
+                half cannot be opened or run.
         """
-        half = self._opened(request)
+        half = self._open_half(request)
         features = feature_codec.decode(payload.unpack(data), half.graph.input, self.most_bytes // VALUE_BYTES)
         name = half.graph.output.name
         try:
@@ -114,32 +115,33 @@ class Halves:
             [outputs] = bounded_run(half.session, [name], {half.graph.input.name: features}, what)
         except Exception as error:
             problem = str(error).partition("\n")[0]
-            raise WireError(f"ONNX Runtime does not run it: {problem}", reason="failed") from error
+            raise WireError(f"ONNX Runtime cannot run the upper half: {problem}", reason="failed") from error
         if not np.isfinite(outputs).all():
-            raise WireError("the outputs are no finite numbers", reason="not-finite")
+            raise WireError("the outputs are not finite numbers", reason="not-finite")
         if outputs.nbytes + payload.ALIGN > MAX_OUTPUT_BYTES // 2:
             raise WireError(f"outputs of {outputs.nbytes} bytes: ask for fewer examples at once", reason="oversized")
         return b"".join(payload.pack(feature_codec.encode(name, outputs, LOSSLESS)))
 
-    def _opened(self, request: TopRequest) -> _OpenHalf:
+    def _open_half(self, request: TopRequest) -> _OpenHalf:
         key = request.name, request.version
-        if key not in self._open:
+        if key not in self._halves:
             try:
-                self._open[key] = self._load(self._known.get(key) or self._find(request))
+                self._halves[key] = self._load(self._releases.get(key) or self._find(request))
             except (ConfigError, CorruptFile, OSError) as error:
-                self._known.pop(key, None)
-                log.warning("release %s/%d cannot be served: %s", *key, error)
-                raise WireError(f"release {key[0]}/{key[1]} cannot be served", reason="unknown-release") from error
-            if len(self._open) > self.most_open:
-                self._open.popitem(last=False)
-        self._open.move_to_end(key)
-        return self._open[key]
+                self._releases.pop(key, None)
+                name, version = key
+                log.warning("release %s/%d cannot be served: %s", name, version, error)
+                raise WireError(f"release {name}/{version} cannot be served", reason="unknown-release") from error
+            if len(self._halves) > self.most_open:
+                self._halves.popitem(last=False)
+        self._halves.move_to_end(key)
+        return self._halves[key]
 
     def _load(self, stored: StoredRelease) -> _OpenHalf:
-        """Return the upper half of a release, whose parts are checked by their digests.
+        """Verify a release's parts and open its upper half.
 
         Raises:
-            CorruptFile: A part is damaged, or ONNX Runtime does not take the graph.
+            CorruptFile: A part is damaged, or ONNX Runtime rejects the graph.
         """
         verify(stored)
         manifest = stored.manifest
@@ -150,8 +152,8 @@ class Halves:
         bound = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        options.log_severity_level = ERRORS_ALONE
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # between requests nothing is computed
+        options.log_severity_level = ERROR_LOG_LEVEL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads must not spin
         if bound:
             options.add_external_initializers(list(graph.parameters), bound)
         try:
@@ -160,8 +162,10 @@ class Halves:
             session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except (OSError, CorruptFile):
             raise
-        except Exception as error:  # of its C++ code, by no common class
+        except Exception as error:  # errors of its C++ code share no base class
             problem = str(error).partition("\n")[0]
-            raise CorruptFile(f"release {manifest.reference}: ONNX Runtime does not open its top: {problem}") from error
-        log.info("serves the upper half of %s, cut %d", manifest.reference, manifest.halves.cut)
+            raise CorruptFile(
+                f"release {manifest.reference}: ONNX Runtime cannot open its upper half: {problem}"
+            ) from error
+        log.info("serving the upper half of %s, cut %d", manifest.reference, manifest.halves.cut)
         return _OpenHalf(graph, session, [*bound, *arrays])

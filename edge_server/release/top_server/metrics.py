@@ -1,4 +1,4 @@
-"""What the server's halves were asked for: how many requests, how fast, how many bytes, and why some were refused."""
+"""Metrics of the split inference service: requests, latency, bytes and refusals."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from shared.protocol.inference.collaborative import TopTiming
 
 RECENT = 512
-"""Requests of which the seconds are kept."""
+"""Requests whose timing is kept for quantiles."""
 MEDIAN, TAIL = 0.5, 0.95
 
 
 @dataclass
-class TopFigures:
-    """Since the process began.
+class TopServerMetrics:
+    """Counters since the process started.
 
     Attributes:
-        requests: That were answered with outputs.
-        bytes_in: Of their features, as payloads.
-        bytes_out: Of their outputs, likewise.
-        recent: Where the last ones' seconds went.
+        requests: Requests answered with outputs.
+        refused: Refused requests by reason.
+        bytes_in: Encoded feature bytes of answered requests.
+        bytes_out: Encoded output bytes of answered requests.
+        recent: Timing of the last answered requests.
     """
 
     requests: int = 0
@@ -29,25 +30,21 @@ class TopFigures:
     bytes_in: int = 0
     bytes_out: int = 0
     recent: deque[TopTiming] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _told: int = 0
+    _logged: int = 0
 
-    def served(self, timing: TopTiming, bytes_in: int, bytes_out: int) -> None:
-        """Count a request.
-
-        Args:
-            timing: Where its seconds went.
-        """
+    def count_request(self, timing: TopTiming, bytes_in: int, bytes_out: int) -> None:
+        """Count an answered request."""
         self.requests += 1
         self.bytes_in += bytes_in
         self.bytes_out += bytes_out
         self.recent.append(timing)
 
     def line(self) -> str:
-        """Return a line for the log; empty where nothing happened since the last one."""
+        """Format the metrics as a log line; empty if nothing changed since the last line."""
         total = self.requests + self.refused.total()
-        if total == self._told:
+        if total == self._logged:
             return ""
-        self._told = total
+        self._logged = total
         waited = [timing.waited_s for timing in self.recent]
         compute = [timing.compute_s for timing in self.recent]
         seconds = [
@@ -61,6 +58,6 @@ class TopFigures:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the value below which a share of values lies, one of them; 0 of none."""
+    """Return the empirical quantile at `share`, always one of the values; 0 for no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
