@@ -19,6 +19,7 @@ from edge_server.replay.source import find_source
 from edge_server.replay.trace.transfer import export
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
+from tests.naming import names_all
 
 numbers = itertools.count()
 LARGE = 'name = "mlp"\noptions = { features = 8, hidden = 1024, classes = 3 }'
@@ -161,11 +162,7 @@ def test_a_round_is_explained(tmp_path):
     _, records = replay(make(tmp_path, "deadline_s = 8.0", **sections), tmp_path / "run")
     found = explain(records, 2)
     text = "\n".join(explanation_lines(found))
-    assert "round 2: hcef decided, for tasks within 8 s" in text
-    assert "% of the local steps" in text
-    assert "variance of its gradients" in text
-    assert "bound (15a)" in text
-    assert "predicted" in text
+    assert names_all(text, 2, "hcef", "8 s", "(15a)")
     assert found.devices[0].figures["step_s"].value == pytest.approx(1.0)
 
 
