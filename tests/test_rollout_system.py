@@ -38,6 +38,7 @@ from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
 from tests.edge_server.release.runs import publish_changed
 from tests.machine import free_port
+from tests.naming import names_all
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -315,7 +316,7 @@ def test_a_poisoned_release_and_one_that_lost_its_accuracy_end_at_the_first_boar
             assert boards_using(site.runs, stored.manifest.reference) == []
     assert boards_using(site.runs, "digits/1") == list(BOARDS)
     assert all(set(board.versions) == {"1"} for board in site.boards.values())
-    assert "serves models and takes no tasks" in (site.folder / "pi-0.log").read_text()
+    assert any(names_all(line, "INFO", "[data]") for line in (site.folder / "pi-0.log").read_text().splitlines())
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.plan import data as plan_data
 from edge_server.plan import plan as plans
 from edge_server.replay.run import replay
 from edge_server.replay.trace.portable_plan import make_portable
@@ -41,7 +42,7 @@ def registered(monkeypatch):
 def alone(plan: plans.Plan) -> tuple[State, list[float]]:
     """Return the last state of one loop without messages or files, and the teacher's accuracy after every round."""
     algorithm, model, accuracies = labelled_server(), build_blank(plan.model), []
-    labelled, test = data.load(plan.server_data), data.load(plans.test_data(plan))
+    labelled, test = data.load(plan.server_data), data.load(plan_data.test_data(plan))
     state = algorithm.init(build_initial(plan.model, plan.seed), plan.seed)
     cohort = Cohort(NAMES, plan.hyper, plan.seed, plan.rounds)
     for number in range(1, plan.rounds + 1):
@@ -97,7 +98,7 @@ def test_a_missed_round_leaves_nothing_of_the_servers_training(tmp_path):
 
 
 def test_a_plan_gives_the_server_examples_where_it_trains_and_nowhere_else(tmp_path):
-    with pytest.raises(ConfigError, match=naming("labelled_server", "[server_data]")):
+    with pytest.raises(ConfigError, match=naming("labelled-server", "[server_data]")):
         make_plan(tmp_path, algorithm=SECTIONS["algorithm"])
     with pytest.raises(ConfigError, match=naming("fedavg", "[server_data]")):
         make_plan(tmp_path, server_data=SECTIONS["server_data"])
@@ -120,7 +121,7 @@ def test_what_the_server_draws_no_device_has(tmp_path):
     whole = data.load(msgspec.structs.replace(plan.data, holdout=0.0))
     rows = [row for one in (own, *theirs) for row in one.inputs.flatten(1).tolist()]
     assert sorted(rows) == sorted(whole.inputs.flatten(1).tolist())
-    assert plans.test_data(plan).without is msgspec.UNSET
+    assert plan_data.test_data(plan).without is msgspec.UNSET
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Rewound, RunOpened, UpdateAccepted, closed_rounds, drop_void
-from edge_server.plan import plan as plans
+from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.export import trace_of
@@ -81,7 +81,7 @@ def test_what_is_tested_and_kept_is_measured_without_dropping(played, tmp_path):
     own = statistic_names(build_blank(plan.model).layers)
     assert all(torch.equal(tree[key], plain.tree[key]) for key in tree.keys() - set(own))
     assert [one.loss for one in closed_rounds(records)] == [one.loss for one in closed_rounds(without)]
-    store, test, network = SqliteStore(folder), load_examples(plans.test_data(plan)), build_blank(plan.model).layers
+    store, test, network = SqliteStore(folder), load_examples(plan_data.test_data(plan)), build_blank(plan.model).layers
     kept = store.load(ROUNDS).tree
     store.close()
     assert score(network, kept, test).accuracy == closed_rounds(records)[-1].accuracy

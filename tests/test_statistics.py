@@ -10,7 +10,7 @@ import torch
 
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
-from edge_server.plan import plan as plans
+from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from edge_server.rounds.evaluation.running_statistics import session_number
@@ -64,7 +64,7 @@ def test_an_average_over_skewed_devices_is_tested_with_what_they_measure_of_it(t
     own = statistic_names(build_blank(plan.model).layers)
     assert all(torch.equal(state.tree[key], plain.tree[key]) for key in state.tree.keys() - set(own))
     require_equal(state.tree, by_devices(plan, plain.tree, session_number(plan, ROUNDS), 5))
-    test = load_examples(plans.test_data(plan))
+    test = load_examples(plan_data.test_data(plan))
     assert score(build_blank(plan.model).layers, state.tree, test).accuracy == closed_rounds(records)[-1].accuracy
     assert closed_rounds(records)[-1].accuracy > closed_rounds(without)[-1].accuracy
     here = Site(Network(), plan, tmp_path)

@@ -181,9 +181,6 @@ def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
     assert "Traceback" not in said
     begun = list(runs.glob(f"*/{JOURNAL}"))
     assert ("tiny-" in " ".join(said.splitlines()[-3:])) == bool(begun), "it names the run that can be resumed"
-    if begun:
-        [own] = runs.glob("*/local/edge-server.log")
-        assert "edge-server run" not in own.read_text(), "the trial's command resumes it, not the server's"
 
 
 def _broker_settings(runs: Path) -> list[str]:
