@@ -57,7 +57,7 @@ class Allocator(Generic[OptionsT]):
         [OptionsT, RoundSetting, Mapping[str, float], Mapping[str, Mapping[str, Figure]]], dict[str, float]
     ] = lambda _options, _setting, limits, _figures: dict(limits)
     candidates: Callable[[OptionsT], list[float]] = lambda _: []
-    objective: str = "pruned of all devices together"
-    shared: str = "of the whole uplink"
+    objective: str = "sum of the pruning ratios"
+    shared: str = "uplink of this capacity"
     what_if: WhatIf[OptionsT] | None = None
     solvers: tuple[Solver, ...] = ("numpy",)

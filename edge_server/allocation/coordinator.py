@@ -30,17 +30,17 @@ ALLOCATORS: Mapping[str, Allocator[Any]] = {
     "hcef": HCEF,
     "keep_ratio": KEEP_RATIO,
 }
-"""Every optimizer by the name that it has in a plan."""
+"""Allocators by their `optimizer.name` in a plan."""
 
 UPLINK_VALUES = frozenset({"share", "up_bits_per_s"})
-"""Values that a device keeps to whatever it trains."""
+"""Values that devices apply with every algorithm."""
 
 
 def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
-    """Return who decides.
+    """Return the allocator that a plan names.
 
     Raises:
-        ConfigError: There is nobody of that name.
+        ConfigError: The name is unknown.
     """
     if table.name not in ALLOCATORS:
         names, suggestion = ", ".join(sorted(ALLOCATORS)), guess(table.name, ALLOCATORS)
@@ -49,14 +49,14 @@ def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
 
 
 def convert_options(table: OptimizerPlan) -> Any:
-    """Return the options of a plan's optimizer in their own type.
+    """Convert the options of a plan's optimizer to its options type.
 
     Raises:
-        ConfigError: There is no such optimizer, or it has no such option, value or solver.
+        ConfigError: The optimizer, one of its options or values, or the solver is unknown.
     """
     allocator = find_allocator(table)
     if table.solver not in allocator.solvers:
-        raise ConfigError(f"optimizer: {table.name} has no solver but {', '.join(allocator.solvers)}; leave solver out")
+        raise ConfigError(f"optimizer: {table.name} supports only solver {', '.join(allocator.solvers)}; remove solver")
     try:
         return msgspec.convert(table.options, allocator.options)
     except msgspec.ValidationError as error:
@@ -68,11 +68,10 @@ def convert_options(table: OptimizerPlan) -> Any:
 
 
 def unused_values(table: OptimizerPlan, algorithm: str, uses: frozenset[str]) -> str:
-    """Return what an optimizer decides that a method does not use, and the remedy; empty where it uses all.
+    """Return a warning about decided values that the algorithm ignores; empty if it uses all.
 
     Args:
-        algorithm: Of the method, by name.
-        uses: What the method uses.
+        uses: Names of the values that the algorithm uses.
     """
     decides = find_allocator(table).decides
     unused = [name for name in decides if name not in uses | UPLINK_VALUES]
@@ -80,19 +79,15 @@ def unused_values(table: OptimizerPlan, algorithm: str, uses: frozenset[str]) ->
         return ""
     others = " or ".join(name for name, allocator in ALLOCATORS.items() if uses.intersection(allocator.decides))
     is_paced = not UPLINK_VALUES.isdisjoint(decides)
-    paced = "; uploads keep to their shares of the uplink all the same" if is_paced else ""
+    paced = "; uploads still respect their shares of the uplink" if is_paced else ""
     return (
         f"optimizer {table.name!r} decides {', '.join(unused)}, which algorithm {algorithm!r} does not use: devices "
-        f"train as without it{paced}; {f'choose optimizer {others}, or ' if others else ''}take [optimizer] out"
+        f"train as without it{paced}; {f'choose optimizer {others}, or ' if others else ''}remove [optimizer]"
     )
 
 
 def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[str, Report]) -> Case:
-    """Return the case of a round.
-
-    Args:
-        experience: What the run's journal teaches of the devices.
-    """
+    """Build the case of a round from settings, journal and the devices' last reports."""
     table = setting.plan.optimizer
     assert table is not None
     allocator, options = find_allocator(table), convert_options(table)
@@ -112,7 +107,7 @@ def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[s
 
 
 def decide(table: OptimizerPlan, case: Case) -> Decision:
-    """Return one round's decision; nothing that a device says makes it fail."""
+    """Decide one round; does not fail whatever devices report."""
     decision = find_allocator(table).decide(convert_options(table), table.solver, case)
     decision = msgspec.structs.replace(
         decision,
@@ -125,7 +120,7 @@ def decide(table: OptimizerPlan, case: Case) -> Decision:
 
 
 def _drop_infinite(decision: Decision) -> Decision:
-    """Return a decision as its record gives it back: of what is infinite, such as an upload without a link, nothing."""
+    """Drop infinite figures, such as an upload without a link, which a JSON record cannot store."""
     if b"null" not in msgspec.json.encode(decision):
         return decision
     devices = {

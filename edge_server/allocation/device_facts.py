@@ -28,7 +28,7 @@ MEGA = 1e6
 
 @dataclass(frozen=True)
 class MeasuredResources:
-    """One device; None for what nobody measured.
+    """Measured resources of one device; None if not measured.
 
     Attributes:
         mu_s: Seconds of one local iteration.
@@ -54,12 +54,10 @@ class MeasuredResources:
 
 
 def measured_resources(step: StepCost | None, report: Report | None, model_bytes: int) -> MeasuredResources:
-    """Return what is known of a device.
+    """Derive a device's resources from its step cost and last report.
 
     Args:
-        step: What a training step costs it, if it was measured.
-        report: What it reported last, if it did.
-        model_bytes: Of the full model as it is uploaded.
+        model_bytes: Upload size of the full model.
     """
     rate = _rate(report)
     link = MeasuredResources(
@@ -88,7 +86,7 @@ def _rate(report: Report | None) -> float | None:
 
 
 def _sending_w(report: Report | None) -> float | None:
-    """Return watts beyond idle during the upload that was settled last."""
+    """Return watts beyond idle during the last settled upload."""
     cost = drop_implausible(report.spent.cost) if report and report.spent else None
     if cost is None or not cost.upload_s:
         return None
@@ -97,24 +95,24 @@ def _sending_w(report: Report | None) -> float | None:
 
 
 def _beyond_idle(joules: float | None, idle_w: float | None, seconds: float) -> float | None:
-    """Return the increment, never below zero: noise may make it so where little is drawn beyond idle."""
+    """Return the joules beyond idle, at least zero: noise can make small increments negative."""
     return None if joules is None or idle_w is None else max(0.0, joules - idle_w * seconds)
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What is known of one device before a decision.
+    """Known facts about one device before a decision.
 
     Attributes:
-        report: Its last one, if it reported.
-        resources: What was measured of it before round 1, and of its link.
-        timed: What a training step cost it before round 1.
-        task: The newest of which it told a cost.
-        last_upload: The newest of which it told what its upload took.
-        planned: What the plan says of it.
-        errors: By how much earlier predictions were off, measured over predicted, by part of a cost.
-        last: The figures that were decided from last.
-        metrics: What its newest update, or the measurement before round 1, told beside its cost.
+        report: Last report.
+        resources: Measurements before round 1, and of the link.
+        timed: Cost of a training step, measured before round 1.
+        task: Newest task with a reported cost.
+        last_upload: Newest task with a reported upload time.
+        planned: Entry in the plan.
+        errors: Smoothed ratio measured / predicted, by part of a cost.
+        last: Figures used last, by name.
+        metrics: Metrics of the newest update, or of the measurement before round 1.
     """
 
     report: Report | None = None
@@ -131,13 +129,7 @@ class DeviceFacts:
 def device_facts(
     device: str, reports: Mapping[str, Report], experience: Experience, planned: DevicePlan | None
 ) -> DeviceFacts:
-    """Return what is known of a device.
-
-    Args:
-        reports: The devices' last ones.
-        experience: What the run's journal teaches.
-        planned: What the plan says of it.
-    """
+    """Collect the facts about a device from its report, the journal and the plan."""
     report, timed = reports.get(device), experience.steps.get(device)
     return DeviceFacts(
         report=report,
@@ -153,7 +145,7 @@ def device_facts(
 
 
 def link_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
-    """Return what is said of its link."""
+    """Return estimates of link rates, clock and free memory."""
     up, down = _planned_rates(device.planned)
     return {
         "up_bits_per_s": Estimate(
@@ -175,10 +167,10 @@ def link_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, 
 
 
 def error_estimates(device: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
-    """Return by how much to put predictions right.
+    """Return correction factors of predictions.
 
-    What was found out from the costs of tasks is right by itself; only another measurement has an error to correct,
-    and a rate that a device was held to.
+    Figures derived from task costs need no correction; only figures measured otherwise do, and a rate that the device
+    was limited to.
     """
     errors, estimates = device.errors, {}
     is_rate_limited = device.last_upload is not None and device.last_upload.is_rate_limited
@@ -190,7 +182,7 @@ def error_estimates(device: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
 
 
 def planned_task_s(device: DeviceFacts) -> float | None:
-    """Return the seconds of a task as the plan has them."""
+    """Return the seconds of a task given in the plan."""
     if device.planned is None:
         return None
     match device.planned.compute:
@@ -203,7 +195,7 @@ def planned_task_s(device: DeviceFacts) -> float | None:
 
 
 def planned_step_s(device: DeviceFacts, weights: float) -> float | None:
-    """Return the seconds of a local iteration by the cycles and the clock that the plan gives the device."""
+    """Return the seconds of a local iteration from the plan's cycles and clock."""
     compute = device.planned.compute if device.planned else None
     if not isinstance(compute, RangeCompute):
         return None

@@ -17,32 +17,32 @@ from shared.protocol.measurements import JOULES, Cost, StepCost
 from shared.protocol.messages import AllocatedValues
 
 WEIGHT, MOST_OFF = 0.5, 4.0
-"""Of the newest error among the earlier ones; and the factor beyond which a prediction is not put right."""
+"""Weight of the newest prediction error; and the largest factor by which a prediction is corrected."""
 
 LEAST_BYTES = 4096
-"""An upload of less tells the delay of the link, not its rate; no more than that it is no slower."""
+"""Smaller uploads measure the delay of the link; they only prove that its rate is not lower."""
 
 ALIKE = 0.02
-"""Tasks whose shares of the model differ by no more are alike: what the one cost foretells what the other does."""
+"""Largest difference in keep ratio between tasks whose costs predict each other."""
 
 JOULE_FIGURES = frozenset({"task_joules", "compute_w", "upload_w", "download_w", "download_joules"})
 
 LATE = 2
-"""Rounds after which nobody asks for the steps of a task any more."""
+"""Rounds after which the steps of a task are no longer needed."""
 
 NEAR = 0.8
-"""Who sent at so much of the rate that it was told kept to it: what else its link could carry did not show."""
+"""Share of the assigned rate from which an upload counts as rate limited: it does not show what the link can carry."""
 
 
 @dataclass(frozen=True)
 class PastTask:
-    """A task that was told, and what it cost.
+    """An assigned task and its cost.
 
     Attributes:
-        decision: What had been decided; None where nothing was.
-        cost: What the device says; of an update that is not settled yet, without its upload.
-        was_rate_limited: Whether its upload before this one kept to what it was told; also where there was none.
-        steps: Training steps that it was told; None where that follows from its examples.
+        decision: None without an allocation.
+        cost: Reported by the device; without upload until the update is settled.
+        was_rate_limited: Whether the device's previous upload was rate limited; True without one.
+        steps: Assigned training steps; None if they follow from the examples.
     """
 
     round: int
@@ -53,35 +53,33 @@ class PastTask:
 
     @property
     def share(self) -> float | None:
-        """Return which part of its link the device was told to keep to; None where it had the link as it was."""
+        """Assigned share of the device's link; None if its rate was not limited."""
         values = AllocatedValues.of(self.decision.values if self.decision else {})
         return values.share if values.up_bits_per_s and values.share and 0 < values.share <= 1 else None
 
     @property
     def is_rate_limited(self) -> bool:
-        """Whether it sent as fast as it was told, so that the upload shows no more of its link than was thought."""
+        """True if it sent at the assigned rate, so that the upload shows nothing new about its link."""
         assigned, measured = self._assigned_rate, self._measured_rate
         return assigned is not None and measured is not None and measured >= NEAR * assigned
 
     @property
     def up_bits_per_s(self) -> float | None:
-        """Return what the device's whole link carries, as far as its upload, which may have had but a share, shows."""
+        """Rate of the device's whole link as measured by its upload, which may have had only a share of it."""
         measured, size, assumed = self._measured_rate, self.cost.bytes_up or 0, self._assumed_rate
         if measured is None:
             return None
-        if self.is_rate_limited:  # faster than told, and it does not keep to it: then it had the whole link
+        if self.is_rate_limited:  # faster than assigned: the device ignored the limit and had the whole link
             return max(measured, assumed or 0.0)
         if size < LEAST_BYTES:
             return measured if assumed and measured > assumed else None
-        if (
-            self.share and self.was_rate_limited and not self.was_guessed
-        ):  # one stall is not another link, two in a row are
+        if self.share and self.was_rate_limited and not self.was_guessed:  # a single stall does not change the link
             return assumed
         return measured / (self.share or 1.0)
 
     @property
     def was_guessed(self) -> bool:
-        """Whether nobody had measured its link when it was told."""
+        """True if its link had not been measured when the task was assigned."""
         figure = self.decision.figures.get("up_bits_per_s") if self.decision else None
         return figure is not None and figure.source in ("profile", "default")
 
@@ -96,7 +94,7 @@ class PastTask:
 
     @property
     def _assumed_rate(self) -> float | None:
-        """Return what was thought of the whole link."""
+        """Rate of the whole link that the decision assumed."""
         if self._assigned_rate and self.share:
             return self._assigned_rate / self.share
         figure = self.decision.figures.get("up_bits_per_s") if self.decision else None
@@ -104,25 +102,25 @@ class PastTask:
 
     @property
     def down_bits_per_s(self) -> float | None:
-        """Return what the link carried in the download."""
+        """Rate of the download; None if too few bytes were sent."""
         seconds, size = self.cost.download_s, self.cost.bytes_down
         return 8 * size / seconds if seconds and size and size >= LEAST_BYTES else None
 
 
 @dataclass
 class Experience:
-    """Adds a journal up.
+    """Summary of a run's journal, updated record by record.
 
     Attributes:
-        record_count: Records taken so far.
+        record_count: Records processed so far.
         order: Devices in order of first appearance.
-        steps: What was measured before round 1.
-        last: The figures that were decided from last, by device.
-        limits: Those of the last decision.
-        metrics: What the newest update of each device told beside its cost.
-        tasks: The newest task of each device that has told a cost.
-        last_upload: The newest of them that has told what its upload took.
-        errors: Measured over predicted, smoothed, by device and part of a cost.
+        steps: Step costs measured before round 1, by device.
+        last: Figures used last, by device.
+        limits: Limits of the last decision.
+        metrics: Metrics of each device's newest update.
+        tasks: Newest task with a reported cost, by device.
+        last_upload: Newest task with a reported upload time, by device.
+        errors: Smoothed ratio measured / predicted, by device and part of a cost.
     """
 
     record_count: int = 0
@@ -139,7 +137,7 @@ class Experience:
     _alike: set[tuple[int, str]] = field(default_factory=set)
 
     def take(self, records: Iterable[AnyRecord]) -> None:
-        """Take the journal's next records."""
+        """Process the journal's next records."""
         for record in records:
             self.record_count += 1
             match record:
@@ -173,7 +171,7 @@ class Experience:
                 self._alike.add((record.round, device))
 
     def _learn(self, number: int, device: str, cost: Cost) -> None:
-        if number not in self._decisions:  # a measurement or an evaluation: what that cost tells of no training
+        if number not in self._decisions:  # a measurement or an evaluation: its cost says nothing about training
             return
         decision = self._decisions[number]
         device_decision = decision.devices.get(device) if decision else None
@@ -191,10 +189,10 @@ class Experience:
         for part in ("compute_s", "upload_s") if device_decision else ():
             task = PastTask(number, device_decision, cost)
             if part == "upload_s" and task.was_guessed and not task.is_rate_limited:
-                continue  # how wrong a guess was is no error of what takes its place
+                continue  # the error of a guess does not apply to the measurement that replaces it
             measured, before = getattr(cost, part), getattr(last_cost, part)
             predicted = getattr(device_decision.predicted, part) if device_decision else None
-            if measured and predicted and before is None:  # each part once: an update tells one, its settling both
+            if measured and predicted and before is None:  # count each part once: the settlement repeats it
                 self._update_error(device, part.replace("_s", "_error"), device_decision, measured / predicted)
         if (
             device_decision
@@ -213,7 +211,7 @@ class Experience:
 
 
 def _is_like(before: PastTask | None, decision: DeviceDecision) -> bool:
-    """Tell whether the joules of a task were predicted from those of one like it: else the next prediction knows."""
+    """Return whether a task's joules were predicted from a similar task; otherwise its error means nothing."""
     if before is None or before.decision is None:
         return False
     sources = {figure.source for name, figure in decision.figures.items() if name in JOULE_FIGURES}
@@ -221,7 +219,7 @@ def _is_like(before: PastTask | None, decision: DeviceDecision) -> bool:
 
 
 def _joules_ratio(predicted: Cost, cost: Cost) -> float | None:
-    """Return the joules of a whole task over what was predicted of it; None while a part of them is not known."""
+    """Return measured / predicted joules of a whole task; None while a part is unknown."""
     names = [name for name in JOULES if getattr(predicted, name) is not None]
     measured = [getattr(cost, name) for name in names]
     expected = sum(getattr(predicted, name) for name in names)

@@ -28,17 +28,16 @@ MEGA, LITTLE = 1e6, 0.01
 
 
 class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One device in one round.
+    """Explanation of one device in one round.
 
     Attributes:
-        values: What it was given.
-        figures: What that was decided from.
-        binding: Which limit kept it from more.
-        buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
-            `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out. Of large fleets,
-            the last two to within what `edge_server.allocation.allocators.bandwidth` leaves out.
-        predicted: What the task should cost.
-        measured: What it cost; None while nobody knows.
+        values: Assigned values.
+        figures: Figures that the decision used.
+        binding: The limit that prevented more.
+        buys: Increase in keep ratio per additional `second` of the deadline, `joule` of the task, `megahertz` of the
+            clock, `megabit_per_s` of the link; only those that apply. In large fleets the last two are approximate:
+            see `edge_server.allocation.allocators.bandwidth_what_if`.
+        measured: None while unknown.
     """
 
     device: str
@@ -52,16 +51,15 @@ class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """One round.
+    """Explanation of one round.
 
     Attributes:
-        named: As people are shown it: of a plan with sites `global.edge`.
-        limits: What held for all.
-        feasible: Whether all could be met.
-        enough: If not, the smallest that would do.
-        multiplier: Of what all share.
-        seconds: What the round took; None while it lasts.
-        devices: In order of name.
+        named: Display name of the round: `global.edge` in a plan with sites.
+        feasible: Whether all devices could meet the limits.
+        enough: If not, the smallest limits that they could meet.
+        multiplier: Value of one unit of the shared resource.
+        seconds: Duration of the round; None while it is open.
+        devices: Sorted by name.
     """
 
     round: int
@@ -80,23 +78,23 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     """Explain a round.
 
     Args:
-        only: The device to explain; empty for all.
+        only: Name of the device to explain; empty for all.
 
     Raises:
-        ConfigError: There is no such round or device, or nothing was decided in it.
+        ConfigError: The round or device does not exist, or the round has no decision.
     """
     valid = drop_void(records)
     table = next((record.plan.optimizer for record in valid if isinstance(record, RunOpened)), None)
     openings = [record for record in valid if isinstance(record, RoundOpened) and record.round == number]
     named = name_rounds(valid)(number)
     if not openings:
-        raise ConfigError(f"round {named}: the run has not begun it; `edge-server show` lists its rounds")
+        raise ConfigError(f"round {named} has not started; `edge-server show` lists the rounds of the run")
     decision = openings[-1].decision
     if table is None or decision is None:
-        why = "its record, that of a trace, keeps no decisions" if table else "the plan has no table [optimizer]"
-        raise ConfigError(f"round {named}: there is nothing to explain, {why}")
+        why = "a record of a trace has no decisions" if table else "the plan has no table [optimizer]"
+        raise ConfigError(f"round {named} cannot be explained: {why}")
     if only and only not in decision.devices:
-        raise ConfigError(f"device {only!r}: not in round {named}, whose devices are {', '.join(decision.devices)}")
+        raise ConfigError(f"device {only!r} is not in round {named}; its devices are {', '.join(decision.devices)}")
     closings = [record for record in valid if isinstance(record, RoundClosed) and record.round == number]
     costs = costs_by_round(valid).get(number, {})
     names = [only] if only else sorted(decision.devices)
@@ -130,11 +128,9 @@ def _explain_device(name: str, decision: Decision, buys: dict[str, float], measu
 
 
 def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
-    """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little.
+    """Return the margins (`DeviceExplanation.buys`) of the named devices.
 
-    Args:
-        decision: What it decided for a round.
-        names: The devices of which it is asked.
+    The increase is one unit if there is a ladder of ratios, otherwise a small share; margins are per unit.
     """
     what_if, options = find_allocator(table).what_if, convert_options(table)
     if what_if is None:
@@ -159,7 +155,7 @@ def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> 
 
 
 class _Change(NamedTuple):
-    """A little more of a thing of one device's own: how much, in millions, and the figure that it makes another."""
+    """Increase of one device's clock or link rate: amount in MHz or Mbit/s, and the figure that it changes."""
 
     amount: float
     figure: str
@@ -167,7 +163,7 @@ class _Change(NamedTuple):
 
 
 def _small_increases(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
-    """Return a little more of each thing of the devices' own, by thing and device."""
+    """Return a small increase of each device's clock and link rate, by unit and device."""
     increases: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
     for name, figures in case.figures.items():
         clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")

@@ -23,41 +23,41 @@ PARTS: Mapping[str, Label] = {
 
 
 LIMITS: Mapping[str, Label] = {
-    "joules": ("joules of a task", 1.0, "J"),
-    "round_joules": ("joules of the round", 1.0, "J"),
-    "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
-    "spread_joules": ("of these moved here from other rounds, for estimates", 1.0, "J"),
-    "spent_s": ("of the run's time is spent", 1.0, "s"),
-    "spent_joules": ("of the run's energy is spent", 1.0, "J"),
+    "joules": ("joules per task", 1.0, "J"),
+    "round_joules": ("joules per round", 1.0, "J"),
+    "backhaul_s": ("mixing at the end of the global round", 1.0, "s"),
+    "spread_joules": ("of which moved here from other rounds for estimates", 1.0, "J"),
+    "spent_s": ("spent time of the run", 1.0, "s"),
+    "spent_joules": ("spent energy of the run", 1.0, "J"),
     "weights": ("weights", 1.0, ""),
-    "weights_global": ("of them shared", 1.0, ""),
-    "model_bytes": ("the model", 1e-3, "kB"),
+    "weights_global": ("of which shared", 1.0, ""),
+    "model_bytes": ("model", 1e-3, "kB"),
     "dense_bytes": ("never pruned", 1e-3, "kB"),
-    "most_share": ("a device at most", 1e2, "% of the uplink"),
+    "most_share": ("per device at most", 1e2, "% of the uplink"),
     "personal_steps": ("personal steps", 1.0, ""),
     "warmup_steps": ("warm-up", 1.0, ""),
     "global_steps": ("global", 1.0, ""),
     "local_steps": ("local steps", 1.0, ""),
-    "gradients": ("gradients to estimate by", 1.0, ""),
-    "gradients_left": ("of them in the rounds that are left", 1.0, ""),
+    "gradients": ("gradients for estimates", 1.0, ""),
+    "gradients_left": ("of which in the remaining rounds", 1.0, ""),
 }
 
 
 FIGURES: Mapping[str, Label] = {
     "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),
     "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
-    "step_s": ("a local step", 1e3, "ms"),
-    "step_joules": ("a local step", 1.0, "J"),
-    "task_s": ("a task of the whole model", 1.0, "s"),
+    "step_s": ("local step", 1e3, "ms"),
+    "step_joules": ("local step", 1.0, "J"),
+    "task_s": ("task with the whole model", 1.0, "s"),
     "task_joules": ("computing the whole model", 1.0, "J"),
     "compute_w": ("computing", 1.0, "W"),
     "upload_w": ("sending", 1.0, "W"),
     "download_w": ("receiving", 1.0, "W"),
-    "download_joules": ("a download", 1.0, "J"),
+    "download_joules": ("download", 1.0, "J"),
     "tx_w": ("sending", 1.0, "W above idle"),
     "f_hertz": ("clock", 1e-9, "GHz"),
     "memory_bytes": ("free memory", 1e-6, "MB"),
-    "keep": ("its own since its first task", 1e2, "% of the neurons"),
+    "keep": ("fixed since its first task", 1e2, "% of the neurons"),
     "sigma2": ("variance of its gradients", 1.0, ""),
     "g2": ("their squared norm", 1.0, ""),
 }
@@ -68,9 +68,9 @@ ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error"
 
 SOURCES: Mapping[Source, str] = {
     "measured": "measured",
-    "last_good": "measured last",
-    "profile": "as the plan says",
-    "default": "guessed",
+    "last_good": "last good value",
+    "profile": "from the plan",
+    "default": "default",
 }
 
 
@@ -88,34 +88,34 @@ BUYS = {"second": "second of deadline", "joule": "J", "megahertz": "MHz of clock
 
 
 WORDS = {
-    "interior": "the bandwidth that all share",
-    "floor": "its floor: the others make more of the bandwidth",
+    "interior": "the shared bandwidth",
+    "floor": "its floor: the bandwidth gains more on other devices",
     "time": "its own deadline",
     "full": "nothing: it has all that it can use",
-    "nothing": "the others make more of the bandwidth",
-    "out": "it cannot take part: no time is left to it, or it has no link or clock",
-    "unknown": "nothing is known of it",
+    "nothing": "the other devices: the bandwidth gains more there",
+    "out": "its exclusion: no time left, no link, or no clock",
+    "unknown": "missing or invalid figures",
     "energy": "its joules",
     "memory": "its memory",
-    "settled": "what it kept at first: this method chooses once and for all",
-    "fairness": "the largest share of the uplink that one device may have (fairness)",
-    "cluster": "its cluster's ratio, whatever it measures",
-    "round_joules": "the joules of the round, which all share",
-    "least": "its floors: fewer steps would do, but for rho_min and theta_min",
-    "baseline": "nothing: this baseline looks at no budget",
+    "settled": "its first value: this method fixes it for the whole run",
+    "fairness": "the maximum share of the uplink per device (fairness)",
+    "cluster": "the fixed ratio of its cluster",
+    "round_joules": "the shared joules of the round",
+    "least": "the floors rho_min and theta_min",
+    "baseline": "nothing: this baseline ignores budgets",
 }
 
 
 NOTHING = 1e-9
-"""What is less buys nothing: it is a rounding error of deciding twice."""
+"""Smallest margin that is shown; below it is rounding error of deciding twice."""
 
 
 Label = tuple[str, float, str]
-"""What people call a figure, and its unit: what to multiply by, and the unit's name."""
+"""Label of a figure, factor to its display unit, name of that unit."""
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
-    """Yield the lines."""
+    """Yield the lines that `edge-server explain` prints."""
     deadline = explanation.limits.get("deadline_s")
     yield f"round {explanation.named}: {explanation.optimizer} decided" + (
         f", for tasks within {deadline:.4g} s" if deadline else ""
@@ -125,31 +125,27 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     ]:
         yield f"  {', '.join(limits)}"
     if explanation.objective is not None:
-        chosen = ALLOCATORS[explanation.optimizer]
-        more = (
-            f"; one more {chosen.shared} would save {explanation.multiplier:.4g} of it"
-            if explanation.multiplier
-            else ""
-        )
-        yield f"  {chosen.objective} {explanation.objective:.4g}{more}"
+        allocator, price = ALLOCATORS[explanation.optimizer], explanation.multiplier
+        margin = f"; one more {allocator.shared} would lower it by {price:.4g}" if price else ""
+        yield f"  {allocator.objective} {explanation.objective:.4g}{margin}"
     if not explanation.feasible:
         enough = ", ".join(f"{name} {value:.4g}" for name, value in explanation.enough.items())
-        yield f"  the limits cannot be met by all; {enough or 'nothing'} would do"
+        yield f"  not all devices can meet the limits; sufficient: {enough or 'no limit'}"
     tasks = {device.device: _task_s(device.measured) for device in explanation.devices if device.measured}
     if deadline and (durations := {name: seconds for name, seconds in tasks.items() if seconds is not None}):
         name, seconds = max(durations.items(), key=lambda pair: pair[1])
         share = seconds / deadline
-        yield f"  the longest task took {seconds:.4g} s, computing and upload ({name}): {share:.2f} of the limit"
+        yield f"  longest task: {seconds:.4g} s of computing and upload ({name}), {share:.2f} of the limit"
     if explanation.seconds is not None:
-        yield f"  the round took {explanation.seconds:.4g} s, with downloads and all waiting"
+        yield f"  the round took {explanation.seconds:.4g} s, including downloads and waiting"
     for device in explanation.devices:
         yield from _device_lines(device)
         if explanation.limits.keys() & {"joules", "round_joules"} and device.predicted.compute_joules is None:
-            yield "  nobody knew its joules: their limit did not hold it back"
+            yield "  its joules were unknown, so the joule limit did not apply"
 
 
 def _task_s(cost: Cost) -> float | None:
-    """Return the seconds that a deadline of tasks counts; None where the device did not tell them all."""
+    """Return the seconds that count against a task's deadline; None if one is not reported."""
     return None if cost.compute_s is None or cost.upload_s is None else cost.compute_s + cost.upload_s
 
 
@@ -157,11 +153,11 @@ def _device_lines(device: DeviceExplanation) -> Iterator[str]:
     values = ", ".join(_format_value(name, value) for name, value in device.values.items())
     yield f"{device.device}: {values or 'the defaults'}"
     multiplier = "" if device.multiplier is None else f" (multiplier {device.multiplier:.4g})"
-    yield f"  held back by {WORDS.get(device.binding, device.binding)}{multiplier}"
+    yield f"  limited by {WORDS.get(device.binding, device.binding)}{multiplier}"
     if margins := [
-        f"{100 * more:.3g} % by one more {BUYS[what]}" for what, more in device.buys.items() if more > NOTHING
+        f"{100 * more:.3g} % per additional {BUYS[what]}" for what, more in device.buys.items() if more > NOTHING
     ]:
-        yield f"  would keep more of the model: {', '.join(margins)}"
+        yield f"  increase in the keep ratio: {', '.join(margins)}"
     for source, label in SOURCES.items():
         figures = {name: figure.value for name, figure in device.figures.items() if figure.source == source}
         if texts := [
@@ -171,7 +167,7 @@ def _device_lines(device: DeviceExplanation) -> Iterator[str]:
         ]:
             yield f"  {label}: {', '.join(dict.fromkeys(texts))}"
     if errors := [f"{ERRORS[name]} {device.figures[name].value:.3g}" for name in ERRORS if name in device.figures]:
-        yield f"  predictions multiplied, as earlier rounds taught: {', '.join(errors)}"
+        yield f"  correction factors from earlier rounds: {', '.join(errors)}"
     for part in PARTS:
         if (line := _comparison_line(part, device.predicted, device.measured)) is not None:
             yield line
@@ -180,7 +176,7 @@ def _device_lines(device: DeviceExplanation) -> Iterator[str]:
 
 
 def _task_joules_line(predicted: Cost, measured: Cost | None) -> str:
-    """Return the joules of the whole task, of those parts that were predicted: what its limit and a budget count."""
+    """Return the line of a task's joules, summed over the predicted parts, as limits and budgets count them."""
     names = [name for name in JOULES if getattr(predicted, name) is not None]
     expected = math.fsum(getattr(predicted, name) for name in names)
     measured_joules = [joules for name in names if measured and (joules := getattr(measured, name)) is not None]

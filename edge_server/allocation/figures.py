@@ -33,18 +33,18 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "upload_error": (0.25, 4.0),
     "joules_error": (0.25, 4.0),
 }
-"""Between which values a figure can be true."""
+"""Plausible range (low, high) of each figure."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is said of one figure.
+    """Candidate values of one figure.
 
     Attributes:
-        measured: None where nobody measured it.
-        is_stale: Whether that was too long ago.
-        profile: What the plan says of the device.
-        default: What is taken where nothing is known; None for a figure that may be absent.
+        measured: None if not measured.
+        is_stale: Whether the measurement is too old.
+        profile: Value from the plan.
+        default: Used if nothing else is known; None for a figure that may be absent.
     """
 
     measured: float | None = None
@@ -56,12 +56,12 @@ class Estimate:
 def choose_figure(
     name: str, estimate: Estimate, last: Figure | None, *, jump: float, smoothing: float
 ) -> Figure | None:
-    """Return the figure to decide from, None where nothing is known and nothing is taken for it.
+    """Choose the figure to use; None if nothing is known and there is no default.
 
     Args:
-        estimate: What is said of it.
-        last: What was decided from before.
-        smoothing: Weight of the last good figure beside a new one.
+        last: Figure of the previous decision.
+        jump: Largest factor between a measurement and the last good figure.
+        smoothing: Weight of the last good figure, in [0, 1).
     """
     good = last if last and last.source in ("measured", "last_good") else None
     if (now := _plausible_value(name, estimate.measured)) is not None:
@@ -85,15 +85,10 @@ def _plausible_value(name: str, value: float | None) -> float | None:
 def choose_figures(
     estimates: Mapping[str, Estimate], last: Mapping[str, Figure], options: MeasuringOptions
 ) -> dict[str, Figure]:
-    """Return the figures to decide from.
-
-    Args:
-        estimates: What is known, by name.
-        last: What was decided from last, by name.
-    """
+    """Choose the figures to use, by name; unknown ones are left out."""
     figures = {}
     for name, estimate in estimates.items():
-        is_error = name.endswith("_error")  # it is smoothed already, and belongs to no earlier round
+        is_error = name.endswith("_error")  # already smoothed, and not bound to an earlier round
         smoothing = 0.0 if is_error else options.smoothing
         figure = choose_figure(
             name, estimate, None if is_error else last.get(name), jump=options.jump, smoothing=smoothing

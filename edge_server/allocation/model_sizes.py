@@ -16,16 +16,11 @@ from shared.tensors.tree import State
 
 BYTES = 4
 MATRIX = 2
-"""Dimensions from which on a leaf holds weights that may be pruned; biases never are."""
+"""Minimum dimensions of a leaf with prunable weights; biases are never pruned."""
 
 
 def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
-    """Measure a model; no leaf needs storage.
-
-    Args:
-        algorithm: It says what goes down.
-        model: A skeleton will do.
-    """
+    """Measure a model as broadcast by an algorithm; meta tensors suffice."""
     leaves = model.layers.state_dict()
     assignment = Assignment(seed=0, hyper=Hyper())
     down = algorithm.broadcast(state, "", assignment)
@@ -38,10 +33,10 @@ def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
 
 
 def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[float, int], ...]:
-    """Return the bytes of an update that sends each of some shares of its change; of most codecs that is all of it.
+    """Return (share, bytes) of updates that send a share of their change; only `topk` sends less than all.
 
     Args:
-        model: A skeleton will do.
+        model: Meta tensors suffice.
         shares: In ascending order.
     """
     leaves = model.layers.state_dict()
@@ -57,9 +52,9 @@ def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[fl
 
 
 def update_bytes(model: Model, ratios: list[float]) -> tuple[tuple[float, int], ...]:
-    """Return the bytes of an update that keeps each of some shares of every hidden layer's neurons.
+    """Return (ratio, bytes) of updates that keep a ratio of every hidden layer's neurons.
 
-    Where a model is no chain of layers, whose neurons could be told apart, bytes are taken to grow with the share.
+    In a model that is not a chain of layers, neurons cannot be identified; bytes are then proportional to the ratio.
     """
     leaves = model.layers.state_dict()
     try:

@@ -8,10 +8,10 @@ from edge_server.plan.sections import Section
 
 
 class Options(Section, frozen=True, kw_only=True):
-    """Base of the options of each optimizer."""
+    """Base class of optimizer options."""
 
     def require(self, *, below: float = math.inf, **figures: float | None) -> None:
-        """Refuse figures that are not above 0 and at most `below`; None is none."""
+        """Reject figures that are not above 0 and at most `below`; None is accepted."""
         for name, figure in figures.items():
             if figure is not None and not (0 < figure <= below and math.isfinite(figure)):
                 most = "finite" if below == math.inf else f"<= {below:g}"
@@ -19,16 +19,16 @@ class Options(Section, frozen=True, kw_only=True):
 
 
 class MeasuringOptions(Options, frozen=True, kw_only=True):
-    """What optimizers that decide from measurements have in common.
+    """Options of optimizers that use measurements.
 
     Attributes:
-        deadline_s: Time within which a task is to be done; T_th of paper 004. Absent: the deadline of `[round]`.
-        smoothing: Weight of the last figure beside a new measurement; 0 takes each as it is.
-        jump: By how much a measurement may differ from the last good one in one round; the rest waits for the next.
-        stale_s: Age after which a reading is the last good one and no measurement.
-        calibrated: Whether predictions are put right by the errors of earlier ones.
-        up_bits_per_s: Uplink of a device that has measured nothing.
-        down_bits_per_s: Downlink of a device that has measured nothing.
+        deadline_s: Time limit of a task; T_th of paper 004. Absent: the deadline of `[round]`.
+        smoothing: Weight of the last figure against a new measurement; 0 uses each measurement unchanged.
+        jump: Largest factor by which a figure may change in one round; larger changes take several rounds.
+        stale_s: Age after which a reading no longer counts as a measurement; the last good figure is used.
+        calibrated: Whether predictions are corrected by the errors of earlier ones.
+        up_bits_per_s: Assumed uplink of a device without measurement.
+        down_bits_per_s: Assumed downlink of a device without measurement.
     """
 
     deadline_s: float | None = None
@@ -47,15 +47,15 @@ class MeasuringOptions(Options, frozen=True, kw_only=True):
 
 
 def parse_ratios(text: str) -> list[float]:
-    """Return the numbers of a text with commas between them.
+    """Parse comma-separated ratios.
 
     Raises:
-        ValueError: One is none, or not in (0, 1].
+        ValueError: One is not a number in (0, 1].
     """
     try:
         ratios = [float(part) for part in text.split(",")]
     except ValueError:
         ratios = []
     if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
-        raise ValueError('options.keep must be ratios in (0, 1] with commas between, such as "0.2,0.6,1"')
+        raise ValueError('options.keep must be comma-separated ratios in (0, 1], such as "0.2,0.6,1"')
     return ratios

@@ -22,7 +22,7 @@ from shared.protocol.measurements import Cost
 
 
 def joule_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
-    """Return the watts of a device's transfers, and by how much predictions of its tasks' joules were off."""
+    """Return estimates of transfer watts, and the correction factor of predicted joules."""
     transfer_w = _planned_transfer_w(device.planned)
     estimates = {
         "upload_w": _transfer_w(
@@ -36,7 +36,7 @@ def joule_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str,
 
 
 def compute_w_estimate(device: DeviceFacts) -> Estimate:
-    """Return the watts of a device while it trains."""
+    """Return an estimate of a device's watts while it trains."""
     power = device.planned.power if device.planned else None
     task, timed = device.task.cost if device.task else Cost(), device.timed
     measured = _watts(task.compute_joules, task.compute_s)
@@ -64,7 +64,7 @@ def _idle_w(device: DeviceFacts) -> float | None:
 
 
 def _planned_transfer_w(planned: DevicePlan | None) -> tuple[float | None, float | None]:
-    """Return what a device draws while it sends and while it receives, as the plan has it; None where it does not."""
+    """Return the plan's watts of a device while it sends and while it receives; None if not given."""
     match planned.power if planned else None:
         case GivenPower() as power:
             return power.tx_w, power.rx_w
@@ -76,17 +76,17 @@ def _planned_transfer_w(planned: DevicePlan | None) -> tuple[float | None, float
 
 
 def work_estimates(device: DeviceFacts) -> dict[str, Estimate]:
-    """Return the watts of a device's computing, and the joules of its download, which no decision changes."""
+    """Return estimates of compute watts, and of download joules, which no decision changes."""
     measured = device.task.cost.download_joules if device.task else None
     return {"compute_w": compute_w_estimate(device), "download_joules": Estimate(measured)}
 
 
 def add_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float | None, download: float | None) -> Cost:
-    """Return a predicted cost with its joules, put right by the errors of earlier predictions.
+    """Return the predicted cost with joules, corrected by earlier prediction errors.
 
     Args:
-        compute: Joules of its computing, not put right yet; None where nobody knows them.
-        download: Likewise of its download.
+        compute: Uncorrected joules of computing; None if unknown.
+        download: Uncorrected joules of the download; None if unknown.
     """
     error, upload = figures.get("joules_error"), scale_figure(figures.get("upload_w"), predicted.upload_s)
     parts = [
@@ -96,5 +96,5 @@ def add_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float | 
 
 
 def scale_figure(figure: Figure | None, amount: float | None) -> float | None:
-    """Return a figure so many times; None where one of both is not known."""
+    """Multiply a figure by an amount; None if either is unknown."""
     return None if figure is None or amount is None else figure.value * amount

@@ -308,7 +308,7 @@ HCEF = Allocator(
     figures=figures,
     spread=spread_estimates,
     candidates=HcefOptions.levels,
-    objective="bound (15a) of all devices together",
+    objective="objective (15a)",
     shared="joule of the round",
     solvers=("numpy", "cvxpy"),
 )
