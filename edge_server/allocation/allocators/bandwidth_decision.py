@@ -29,7 +29,7 @@ from shared.protocol.messages import Value
 
 @dataclass(frozen=True)
 class Columns:
-    """The problem in columns, one entry a device; seconds, bit/s and bits."""
+    """Input of the problem in columns, one entry per device; seconds, bit/s and bits."""
 
     step_s: Array
     rate: Array
@@ -40,12 +40,7 @@ class Columns:
 
 
 def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
-    """Share the bandwidth out, and say how much each device must prune for its share.
-
-    Args:
-        solver: Ours, or the conic one.
-        case: What it is decided from.
-    """
+    """Decide each device's share of the uplink and pruning ratio."""
     if not case.names:
         return Decision()
     columns, shares = solve_columns(options, solver, case, round_columns(options, case))
@@ -74,7 +69,7 @@ def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
 
 
 def task_joules(options: BandwidthOptions, case: Case, columns: Columns, shares: Shares, keep: Array) -> Array:
-    """Return the joules of tasks at what devices keep, at their shares of the uplink."""
+    """Return the joules of tasks at given keep ratios, with the shares of the uplink fixed."""
     (before, warm, masked), none, every = (options.iterations(case.limits, share) for share in (0.5, 0.0, 1.0))
     steps = np.select([keep <= 0, keep >= 1], [sum(none), sum(every)], before + warm + keep * masked)
     with np.errstate(all="ignore"):
@@ -83,7 +78,7 @@ def task_joules(options: BandwidthOptions, case: Case, columns: Columns, shares:
 
 
 def round_columns(options: BandwidthOptions, case: Case) -> Columns:
-    """Return what the optimizer is asked at first, when nobody knows the marks."""
+    """Build the problem without marks, which depend on its solution."""
     limits = case.limits
     step = np.array(case.column("step_s", np.inf)) * np.array(case.column("compute_error", 1.0))
     rate = np.array(case.column("up_bits_per_s", 0.0)) / np.array(case.column("upload_error", 1.0))
@@ -97,13 +92,7 @@ def round_columns(options: BandwidthOptions, case: Case) -> Columns:
 
 
 def solve_columns(options: BandwidthOptions, solver: Solver, case: Case, columns: Columns) -> tuple[Columns, Shares]:
-    """Return the optimum, with the bits of every device that its ratio needs where marks count.
-
-    Args:
-        solver: Ours, or the conic one.
-        case: What it is decided from.
-        columns: The problem without marks.
-    """
+    """Solve the problem; also return the columns with the upload bits at the optimum, marks included."""
     upload = options.upload(case.limits)
     bits, shares = solve_with_marks(columns.problem, upload, solver)
     problem, keep = replace(columns.problem, upload_bits=bits), 1 - shares.pruned
@@ -113,7 +102,7 @@ def solve_columns(options: BandwidthOptions, solver: Solver, case: Case, columns
 
 
 def _equal_shares(options: BandwidthOptions, case: Case, columns: Columns, best: Shares) -> tuple[Columns, Shares]:
-    """Return the paper's baseline: equal shares, each with the ratio that meets T_th, whatever others could use."""
+    """Return the paper's baseline: equal shares, each with the ratio that meets T_th."""
     upload = options.upload(case.limits)
     keep, gain = keep_at_equal_shares(upload, columns)
     takes_part = ~np.isin(best.bound, (Bound.OUT, Bound.UNKNOWN))
@@ -139,7 +128,7 @@ def _equal_shares(options: BandwidthOptions, case: Case, columns: Columns, best:
 
 
 def keep_at_equal_shares(upload: Upload, columns: Columns) -> tuple[Array, Array]:
-    """Return what each device can keep within T_th at a share of 1 / K, and what of it one more second would add."""
+    """Return each device's keep ratio within T_th at a share of 1 / K, and its gain per second."""
     rate = columns.rate / max(1, len(columns.rate))
     return upload.kept_in_time(columns.problem.threshold_s - columns.before_s, columns.compute_s, rate)
 
@@ -153,7 +142,9 @@ def _device_decision(
     rate, gain = share * float(columns.rate[place]), float(shares.gain_per_s[place])
     values: dict[str, Value] = {"prune": 1 - keep, "share": share}
     uplink = figures.get("up_bits_per_s")
-    if share > 0 and uplink and uplink.source != "default":  # who is held to a guess never shows more than the guess
+    if (
+        share > 0 and uplink and uplink.source != "default"
+    ):  # a device limited to a guess never shows more than the guess
         values["up_bits_per_s"] = share * uplink.value
     before, warm, masked = options.iterations(case.limits, keep)
     work_s = (before + warm + keep * masked) * float(columns.step_s[place])

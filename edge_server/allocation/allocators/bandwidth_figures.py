@@ -25,29 +25,28 @@ from edge_server.journal.decision import Figure
 from shared.protocol.messages import AllocatedValues, Scalar
 
 STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
-"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
-on both parts are the same ones."""
+"""Defaults of paper 004's method: tau_v, tau_u, warm-up steps; and whether one step updates both parts."""
 
 LEAST = 1e-9
-"""Iterations of a task that has none."""
+"""Iterations assumed for a task without any, to avoid division by zero."""
 
 
 class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
-    """Of `bandwidth`: pruning ratios and shares of the bandwidth of paper 004.
+    """Pruning ratios and bandwidth shares of paper 004.
 
     Attributes:
-        most_pruned: rho_max, which no device goes beyond where all can keep to it; 1 for no such bound.
+        most_pruned: rho_max, the largest pruning ratio if all devices can meet it; 1 for no bound.
         bits_per_weight: q, bits of a weight in an upload.
-        equal: The paper's baseline, every device with an equal share: `latency`: with the ratio that meets the
-            deadline; `ratio`: with the ratio that it would have with its best share.
-        compute: How the seconds of an iteration depend on its weights: `paper`: in proportion to those that it trains;
-            `dense`: not at all, as it is where masks save bytes and no work.
-        marks: Whether what goes up beside the weights counts: which they are (a bit of each, or 32 of each that is
-            held), and biases, which are never pruned.
-        margin: Share of the deadline that is kept for what is not counted.
-        fairness: How many equal parts of the uplink one device may have at most, 1 or more; 0, as in the paper: no
-            limit, so that the floor of one slow device may take most of the uplink from the others.
-        step_s: Time of a local iteration on a device that has measured nothing.
+        equal: The paper's baseline with equal shares: `latency`: with the ratio that meets the deadline; `ratio`: with
+            the ratio of the optimal share.
+        compute: How the seconds of an iteration depend on its weights: `paper`: proportional to the trained weights;
+            `dense`: not at all, if masks save bytes but no work.
+        marks: Whether uploads also count the positions of kept weights (one bit per weight, or 32 per kept weight) and
+            the biases, which are never pruned.
+        margin: Share of the deadline reserved for what the model leaves out.
+        fairness: Maximum share of one device, in equal parts of the uplink, 1 or more; 0, as in the paper: no limit,
+            so that the floor of one slow device may take most of the uplink.
+        step_s: Assumed time of a local iteration on a device without measurement.
     """
 
     most_pruned: float = 0.95
@@ -69,17 +68,17 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
             raise ValueError("options.fairness must be 0 for no limit, or 1 equal part of the uplink or more")
 
     def upload(self, limits: Mapping[str, float]) -> Upload:
-        """Return what goes up of the shared weights."""
+        """Return the upload model of the shared weights."""
         return Upload(limits["weights_global"], self.bits_per_weight, 8 * limits.get("dense_bytes", 0.0), self.marks)
 
     def most_share(self, count: int) -> float:
-        """Return the largest share of the uplink that one of so many devices may have."""
+        """Return the maximum share of the uplink per device, for a number of devices."""
         return min(1.0, self.fairness / max(1, count)) if self.fairness else 1.0
 
     def iterations(self, limits: Mapping[str, float], keep: float = 0.5) -> tuple[float, float, float]:
-        """Return the iterations of the personal part, of the warm-up and of the global part, in whole networks.
+        """Return iterations of the personal part, the warm-up and the global part, in units of the whole network.
 
-        Who keeps all of the global part needs no warm-up, who keeps nothing of it takes no steps on it.
+        A device that keeps the whole global part needs no warm-up; one that keeps nothing takes no steps on it.
         """
         part = limits["weights_global"] / limits["weights"]
         personal, shared = limits["personal_steps"], limits["global_steps"] if keep > 0 else 0.0
@@ -91,7 +90,7 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
 
 
 def limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:
-    """Return seconds of a task, the sizes of the model's parts, and the iterations on each."""
+    """Return the seconds of a task, the sizes of the model's parts, and the iterations on each."""
     sizes = setting.sizes
     settings = {**setting.plan.algorithm.options, **sizes.facts}
     iterations = {name: _count(settings.get(name), usual) for name, usual in STEPS.items()}
@@ -106,11 +105,7 @@ def _count(value: Scalar | None, default: int) -> float:
 
 
 def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
-    """Return a device's link and what a local iteration costs it.
-
-    Args:
-        device: What is known of it.
-    """
+    """Return a device's figures: link, and cost of a local iteration."""
     estimates = link_estimates(device, options)
     estimates["step_s"] = _step_estimate(device, options, limits)
     estimates |= joule_estimates(device, options) | work_estimates(device)
@@ -120,7 +115,7 @@ def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str,
 
 
 def _step_estimate(device: DeviceFacts, options: BandwidthOptions, limits: Mapping[str, float]) -> Estimate:
-    """Return what is known of one local iteration; a task's seconds are divided among its iterations."""
+    """Estimate the seconds of one local iteration; a task's seconds are divided by its iterations."""
     resources, task = device.resources, device.task
     measured = resources.mu_s
     if measured is None and resources.cycles_per_weight and resources.f_hertz and resources.weights:

@@ -33,16 +33,16 @@ FEW = 24
 
 
 def keep_with_changed_figures(options: BandwidthOptions, case: Case, changed: Case) -> dict[str, float]:
-    """Return for each device the share of the shared weights that it would keep with its figures of another case.
+    """Return the keep ratio of each device if only its own figures were those of `changed`.
 
     Args:
-        case: What was decided from.
-        changed: The same devices and limits; the figures that each of them would have.
+        case: Case of the decision.
+        changed: The same devices and limits with other figures.
     """
     if not case.names:
         return {}
     changed_columns = round_columns(options, changed)
-    if options.equal == "latency":  # nobody's figures are another's
+    if options.equal == "latency":  # the figures of one device do not affect another
         return {
             device: keep_ratio(decision.values)
             for device, decision in decide(options, "numpy", changed).devices.items()
@@ -51,7 +51,7 @@ def keep_with_changed_figures(options: BandwidthOptions, case: Case, changed: Ca
         return {device: _decide_again(options, case, changed, place) for place, device in enumerate(case.names)}
     columns, shares = solve_columns(options, "numpy", case, round_columns(options, case))
     keep = _refill_with_marks(options.upload(changed.limits), columns, changed_columns)
-    if most := case.limits.get("joules"):  # at the share that each has
+    if most := case.limits.get("joules"):  # with unchanged shares
         joules_of_keep, alone = (
             partial(task_joules, options, changed, changed_columns, shares),
             replace(shares, pruned=1 - keep),
@@ -61,7 +61,7 @@ def keep_with_changed_figures(options: BandwidthOptions, case: Case, changed: Ca
 
 
 def _decide_again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
-    """Return what one device would keep, by deciding once more."""
+    """Return one device's keep ratio by deciding the case with its changed figures."""
     device = case.names[place]
     case = replace(case, figures={**case.figures, device: changed.figures.get(device, {})})
     return keep_ratio(decide(options, "numpy", case).devices[device].values)
@@ -80,7 +80,7 @@ def _refill_with_marks(upload: Upload, columns: Columns, changed_columns: Column
 
 
 def _terms_with_floors(terms: BandwidthTerms, problem: Bandwidth) -> BandwidthTerms:
-    """Return the terms of each device's other figures, with its floor where those of the others leave room for it."""
+    """Return the terms of the changed figures, with each device's floor if those of the others leave room for it."""
     changed = derive_terms(problem)
     fits = terms.floor.sum() - terms.floor + changed.full_floor <= 1.0
     is_easier = (changed.full_floor < terms.full_floor) | (terms.full_floor == 0)

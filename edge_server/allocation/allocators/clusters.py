@@ -12,10 +12,10 @@ from edge_server.journal.decision import Decision, DeviceDecision
 
 
 class ClusterOptions(Options, frozen=True, kw_only=True):
-    """Of `clusters`: the p_k of paper 001, dealt to the devices as they first appear.
+    """The p_k of paper 001, assigned to devices in order of first appearance.
 
     Attributes:
-        keep: The ratios, one a cluster, with commas between.
+        keep: Comma-separated ratios, one per cluster.
     """
 
     keep: str = "0.2,0.4,0.6,0.8,1"
@@ -24,16 +24,12 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
         self.ratios()
 
     def ratios(self) -> list[float]:
-        """Return the ratios. Raises ValueError."""
+        """Parse `keep`; raises ValueError."""
         return parse_ratios(self.keep)
 
 
 def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
-    """Give every device the ratio of its cluster; one that was given another once and for all has that.
-
-    Args:
-        case: What it is decided from.
-    """
+    """Assign every device the ratio of its cluster, or the ratio that it has for the whole run."""
     ratios, devices = options.ratios(), {}
     for device in case.names:
         figures, ratio = case.figures_of(device), ratios[case.places[device] % len(ratios)]

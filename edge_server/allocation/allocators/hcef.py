@@ -38,30 +38,30 @@ from edge_server.journal.decision import Decision, DeviceDecision
 from shared.protocol.measurements import Cost
 
 STEPS, SENT = "steps", "sent"
-"""Values of a task: rho and theta."""
+"""Names of the values rho and theta."""
 TURNS = 3
-"""Of deciding with the bytes of what was decided before."""
+"""Number of decisions, each with the bytes of the previous one."""
 NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
-"""Reasons whose usual names speak of bandwidth."""
+"""Names of bounds whose default names refer to bandwidth."""
 
 
 @dataclass(frozen=True)
 class HcefColumns:
-    """A round in columns, one entry a device; seconds, joules, watts.
+    """Input of a round in columns, one entry per device; seconds, joules, watts.
 
     Attributes:
         step_s: mu_n.
         whole_s: nu_n, seconds to upload all of the model.
         step_joules: alpha_n.
         upload_w: p_n.
-        room_s: D_n, less what no decision changes: the download and the gradients of the estimates.
-        download_s: Of it, the download.
-        round_joules: E, less those of all devices.
-        shares: theta, ascending, at which the bytes of an update are known; the last is 1.
-        sizes: These bytes, nowhere falling.
+        room_s: D_n minus `besides_s`.
+        besides_s, besides_joules: Costs that no decision changes: the download and the gradients for estimates.
+        round_joules: E minus `besides_joules` of all devices.
+        shares: Values of theta with known update bytes, ascending; the last is 1.
+        sizes: Update bytes at `shares`, not decreasing.
         tau: Local steps of a round at rho = 1.
-        gradients: M.
-        moments: sigma^2 and G^2, pooled over the devices that told them.
+        gradients: M, gradients per estimate.
+        moments: sigma^2 and G^2, averaged over the devices that reported them.
     """
 
     step_s: Array
@@ -80,24 +80,19 @@ class HcefColumns:
     moments: tuple[float, float]
 
     def byte_share(self, sent: Array) -> Array:
-        """Return beta, the share of a whole update's bytes that so much of the change takes."""
+        """Return beta(theta), the share of a whole update's bytes."""
         share: Array = np.interp(sent, self.shares, self.sizes / self.sizes[-1])
         return share
 
     def sent_in(self, byte_share: Array) -> Array:
-        """Return the largest theta whose update takes no more than that share of a whole one's bytes."""
+        """Return the largest theta whose update fits into a share of a whole update's bytes."""
         rises = np.append(True, np.diff(self.sizes) > 0)
         share: Array = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
         return np.where(byte_share >= 1, 1.0, share)
 
 
 def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
-    """Decide rho and theta of every device, or what a baseline would.
-
-    Args:
-        solver: Of the blocks where they are decided in turn.
-        case: What it is decided from.
-    """
+    """Decide rho and theta of every device, by HCEF or one of its baselines."""
     if not case.names:
         return Decision()
     columns = round_columns(options, case)
@@ -116,7 +111,7 @@ def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
 
 
 def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
-    """Return a round's columns."""
+    """Build a round's columns from its case."""
     limits, gradients = case.limits, case.limits["gradients"]
     shares, sizes = (np.array(part, np.float64) for part in zip(*case.ladder, strict=True))
     rate = np.array(case.column("up_bits_per_s", 0.0)) / np.array(case.column("upload_error", 1.0))
@@ -146,12 +141,12 @@ def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
 
 
 def _zero_if_invalid(column: Array) -> Array:
-    """Return a column in which what is no amount is none: nothing that a device says makes a decision fail."""
+    """Replace invalid amounts by zero, so that no report makes a decision fail."""
     return np.where(np.isfinite(column) & (column > 0), column, 0.0)
 
 
 def _pool_moments(options: HcefOptions, case: Case) -> tuple[float, float]:
-    """Return sigma^2 and G^2, each pooled over the devices that told both; the options' where none has."""
+    """Return sigma^2 and G^2 averaged over the devices that reported both; those of the options if there are none."""
     reported = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
     pairs = [(sigma2.value, g2.value) for sigma2, g2 in reported if sigma2 and g2]
     valid = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
@@ -162,7 +157,7 @@ def _pool_moments(options: HcefOptions, case: Case) -> tuple[float, float]:
 
 
 def build_problem(options: HcefOptions, columns: HcefColumns, overhead: Array) -> Hcef:
-    """Return P2 with what an entry of a change costs beside its share of the bytes."""
+    """Build P2; `overhead` scales nu_n to the real bytes per entry."""
     all_sent = options.baseline in ("cef", "cef_f", "mll_sgd") or columns.sizes[0] >= columns.sizes[-1]
     return Hcef(
         mu_s=columns.step_s,
@@ -170,7 +165,7 @@ def build_problem(options: HcefOptions, columns: HcefColumns, overhead: Array) -
         alpha_joules=columns.step_joules,
         tx_w=columns.upload_w,
         deadline_s=np.maximum(columns.room_s, 0.0),
-        energy_joules=columns.round_joules * (1 - TIGHT),  # what rounding adds must not be beyond a budget
+        energy_joules=columns.round_joules * (1 - TIGHT),  # rounding must not exceed a budget
         tau=columns.tau,
         sigma2=columns.moments[0],
         g2=columns.moments[1],
@@ -187,7 +182,7 @@ def _least_steps(options: HcefOptions, tau: int) -> float:
 
 
 def _solve_with_overhead(options: HcefOptions, solver: Solver, columns: HcefColumns) -> tuple[Control, Array]:
-    """Return the allocation, and theta by real bytes."""
+    """Return the allocation, and theta for the real bytes."""
     overhead = np.full(len(columns.step_s), columns.sizes[0] / columns.sizes[-1] / columns.shares[0])
     problem = build_problem(options, columns, overhead)
     if problem.least_sent == 1:
@@ -215,7 +210,7 @@ def _solve(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
 
 
 def _floor_costs(options: HcefOptions, columns: HcefColumns, control: Control) -> tuple[Array, Array]:
-    """Return the seconds and the joules of the least that may be given; of what nothing decides, of all of it."""
+    """Return the seconds and joules of the smallest allowed values; fixed values count in full."""
     problem = build_problem(options, columns, np.ones(len(columns.step_s)))
     steps = control.steps if options.baseline == "mll_sgd" else np.full(len(control.steps), problem.least_steps)
     upload_s = columns.byte_share(np.full(len(steps), problem.least_sent)) * columns.whole_s
@@ -226,9 +221,9 @@ def _floor_costs(options: HcefOptions, columns: HcefColumns, control: Control) -
 
 
 def _sufficient_limits(case: Case, columns: HcefColumns, least_s: Array, least_joules: Array) -> dict[str, float]:
-    """Return the least that would do, of each limit that is below it, and of the budget that it is a part of.
+    """Return the smallest sufficient value of each limit that is too low, and of the budget behind it.
 
-    A budget has to pay for the estimates of those rounds alone that have some.
+    A budget pays for estimates only in the rounds that have them.
     """
     limits, is_short = case.limits, float(least_joules.sum()) > columns.round_joules
     late = (columns.room_s < least_s) & np.isfinite(least_s)
@@ -267,7 +262,7 @@ def _sufficient_limits(case: Case, columns: HcefColumns, least_s: Array, least_j
 def _device_decisions(
     options: HcefOptions, case: Case, asked: HcefColumns, found: Control, sent: Array
 ) -> Iterator[tuple[str, DeviceDecision]]:
-    """Yield what each device is given, and what its task should cost; a thousand of them in some milliseconds."""
+    """Yield each device's decision with its predicted cost; loops over plain floats for speed."""
     share, count = asked.byte_share(sent), found.steps * asked.tau + asked.gradients
     with np.errstate(all="ignore"):
         cost_columns = (count * asked.step_s, share * asked.whole_s, asked.download_s)
@@ -308,7 +303,7 @@ HCEF = Allocator(
     figures=figures,
     spread=spread_estimates,
     candidates=HcefOptions.levels,
-    objective="objective (15a)",
+    objective="convergence bound (15a)",
     shared="joule of the round",
     solvers=("numpy", "cvxpy"),
 )

@@ -31,42 +31,42 @@ from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCom
 from edge_server.plan.sites import round_position
 
 MOMENTS = ("sigma2", "g2")
-"""What devices estimate of their gradients, by the names that they give it."""
+"""Names of the metrics with which devices report moments of their gradients."""
 COUNTS = (("local_steps", 1), ("gradients", 0), ("estimate_every", 1))
-"""Of the method's facts, and what they are of any other."""
+"""Facts of the algorithm that are used, with their defaults for other algorithms."""
 BUDGETS = (("deadline_s", "s"), ("round_joules", "joules"))
-"""Limits that follow from a budget, with the unit in the names of what is spent of it."""
+"""Limits that derive from a budget, with the unit suffix of their spending."""
 FARTHEST = 10.0
-"""Times the median beyond which no device's figure counts in a sum over all."""
+"""Cap of a device's figure in sums over all devices, in medians."""
 LEVELS = 64
-"""Between theta_min and 1, at shares that grow by the same factor: for each, the bytes of an update are counted."""
+"""Number of geometric steps between theta_min and 1 at which the bytes of an update are counted."""
 DENSE = 31 / 32
-"""Share from which on values of 32 bits and a bit for each place are no fewer bytes than all values."""
+"""Share from which sparse values of 32 bits with a bitmap take as many bytes as all values."""
 
 
 class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
-    """Of `hcef`: rho, the share of its local steps that a device takes, and theta, of its change that it sends.
+    """Share rho of the local steps that a device takes, and share theta of its change that it sends.
 
     Attributes:
-        deadline_s: Time within which a task is to be done; absent: that of `[round]`. The rest of `[budget] time_s`,
-            shared among the rounds that are left, may be less.
-        smoothing: Weight of the last figure beside a new measurement; 0 takes each as it is.
-        baseline: What is compared: `hcef` decides both; `cef` neither, all steps and the whole change; `cef_f` steps
-            alone; `cef_c` the change alone; `mll_sgd` steps in proportion to a device's speed, whatever the budgets.
-        joint: Whether both are decided at once, by a solver with a certified gap, or in turn, as the paper does;
-            absent: at once, which takes tenths of a second at the most. In turn is 2 to 3 % worse mostly, up to 9 %.
-        start: Of what is decided in turn: share of the room beyond the floors that is spent on steps at first; where it
-            ends depends on it.
-        whole_steps: Whether rho tau is made whole, at least one, so that a task takes as many steps as were decided for
-            its deadline; else chance makes it whole, and the slowest of many devices takes longer.
-        w_add: Weight of the steps that are left out in the objective; 3 as printed, 1 as its proof has it.
-        rho_min: Least share of the local steps.
-        theta_min: Least share of the change.
-        budget_smoothing: Weight of the last round's deadline and joules beside what budgets leave now, so that one slow
-            round does not press on the next alone; 0, as in the paper: none.
-        sigma2: Variance of minibatch gradients, where no device has told it.
-        g2: Squared norm of the gradient, likewise; of both only their ratio counts.
-        step_s: Time of a local step on a device that has measured nothing.
+        deadline_s: Time limit of a task; absent: that of `[round]`. The rest of `[budget] time_s`, divided among the
+            remaining rounds, may be less.
+        smoothing: Weight of the last figure against a new measurement; 0 uses each measurement unchanged.
+        baseline: Method: `hcef` decides both; `cef` neither, all steps and the whole change; `cef_f` only steps;
+            `cef_c` only the change; `mll_sgd` steps in proportion to a device's speed, ignoring budgets.
+        joint: Whether both are decided jointly, by a solver with a certified gap, or alternately, as in the paper;
+            absent: jointly, which takes at most tenths of a second. Alternation is mostly 2 to 3 % worse, up to 9 %.
+        start: For alternation: share of the room beyond the floors that is spent on steps first; the result depends on
+            it.
+        whole_steps: Whether rho tau is rounded to a whole number, at least 1, so that a task takes exactly the steps
+            decided for its deadline; otherwise it is rounded randomly, and the slowest of many devices takes longer.
+        w_add: Weight of omitted steps in the objective; 3 as printed, 1 as in its proof.
+        rho_min: Minimum share of the local steps.
+        theta_min: Minimum share of the change.
+        budget_smoothing: Weight of the last round's deadline and joules against what budgets leave now, so that one
+            slow round does not burden only the next; 0, as in the paper: none.
+        sigma2: Variance of minibatch gradients, if no device has reported it.
+        g2: Squared norm of the gradient, if no device has reported it; only the ratio of both matters.
+        step_s: Assumed time of a local step on a device without measurement.
     """
 
     baseline: Literal["hcef", "cef", "cef_f", "cef_c", "mll_sgd"] = "hcef"
@@ -91,13 +91,13 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
             raise ValueError("options.sigma2 must be >= 0 and finite")
 
     def levels(self) -> list[float]:
-        """Return shares of a change from the least to all of it, in order."""
+        """Return selectable theta from theta_min to 1, ascending."""
         between = {self.theta_min ** (1 - place / LEVELS) for place in range(1, LEVELS)}
         return sorted({self.theta_min, 1.0} | {level for level in between | {DENSE} if self.theta_min < level < 1})
 
 
 def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
-    """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the sizes of the model."""
+    """Return seconds of a task (15b), joules of the round (15c), tau, M and model sizes."""
     spending, place = setting.spending, round_place(setting.plan, setting.number)
     limits = {"deadline_s": _fixed_deadline(options, setting)}
     for name, unit in BUDGETS:
@@ -124,15 +124,15 @@ def spread_estimates(
     limits: Mapping[str, float],
     figures: Mapping[str, Mapping[str, Figure]],
 ) -> dict[str, float]:
-    """Return the limits with the cost of gradient estimates spread over all rounds that a budget has to last for.
+    """Spread the cost of gradient estimates over all rounds that a budget has to last for.
 
-    A round with estimates has their seconds and joules more, the others have them less; with estimates in every round
-    nothing changes. Joules are those of all devices, of each no more than `FARTHEST` medians; seconds are those of the
-    median device.
+    Rounds with estimates get their seconds and joules in addition, the others get less; with estimates in every round
+    nothing changes. Joules are summed over devices, each at most `FARTHEST` medians; seconds are those of the median
+    device.
 
     Args:
-        limits: As `limits` returns them.
-        figures: Of each device, by name.
+        limits: Result of `limits`.
+        figures: Figures by device and name.
     """
     _, gradients, every = _counts(setting)
     if not gradients or every <= 1:
@@ -160,9 +160,9 @@ def spread_estimates(
 
 
 def capped_mean(values: Sequence[float]) -> float:
-    """Return the mean of what devices tell, of each no more than so many times the median of those above zero.
+    """Return the mean of reported values, each capped at `FARTHEST` medians of the positive ones.
 
-    Of honest devices it is the plain mean, as in the paper; one that lies moves it by no more than a share of that.
+    For honest devices this is the plain mean, as in the paper; the cap bounds the influence of a lying device.
     """
     above = [min(value, MOST) for value in values if value > 0]
     most = FARTHEST * statistics.median(above) if above else 0.0
@@ -174,7 +174,7 @@ def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:
 
 
 def _budget_left(options: HcefOptions, setting: RoundSetting, name: str) -> float | None:
-    """Return what a budget leaves to this round of the limit `name`; None where there is no such budget."""
+    """Return what the budget behind the limit `name` leaves to this round; None without such a budget."""
     budget, spending = setting.plan.budget, setting.spending
     total, budget_spent, fixed = {
         "deadline_s": (budget.time_s, spending.seconds, backhaul_seconds(setting)),
@@ -193,29 +193,29 @@ def _budget_left(options: HcefOptions, setting: RoundSetting, name: str) -> floa
 
 
 def _spent_before(setting: RoundSetting, unit: str) -> float:
-    """Return what was spent before this global round."""
+    """Return the seconds or joules spent before this global round."""
     budget_spent = setting.spending.seconds if unit == "s" else setting.spending.joules or 0.0
     is_within = round_place(setting.plan, setting.number).edge_over > 0
     return setting.last_limits.get(f"before_{unit}", budget_spent) if is_within else budget_spent
 
 
 def _counts(setting: RoundSetting) -> tuple[float, float, float]:
-    """Return tau, M, and from how many rounds to the next one gradients are estimated."""
+    """Return tau, M, and the interval of gradient estimates in rounds."""
     tau, gradients, every = (_count(setting.sizes.facts.get(name), usual) for name, usual in COUNTS)
     return tau, gradients, every
 
 
 def _estimates(setting: RoundSetting, rounds: int | None = None) -> int:
-    """Return in how many of the first rounds gradients are estimated; without `rounds`, of those before this one."""
+    """Count the rounds with gradient estimates among the first `rounds`; default: those before this round."""
     every = int(_counts(setting)[2])
     rounds = setting.number - 1 if rounds is None else rounds
     return -(-rounds // every) if every else 0
 
 
 def backhaul_seconds(setting: RoundSetting) -> float:
-    """Return what mixing at the end of this global round will take of the run's time, max T_{i,i'}; 0 without peers.
+    """Return the seconds of mixing at the end of this global round, max T_{i,i'}; 0 without peers.
 
-    As the slowest neighbour's model took last; before the first gossip, as the plan has the links between sites.
+    Measured as the last transfer of the slowest neighbour's model; before the first gossip, computed from the plan.
     """
     sites, measured_s = setting.plan.sites, setting.spending.backhaul_s
     if not sites or len(sites.names) == 1 or measured_s is not None:
@@ -225,7 +225,7 @@ def backhaul_seconds(setting: RoundSetting) -> float:
 
 
 def round_place(plan: Plan, number: int) -> Place:
-    """Return where a run stands when a round begins; where sites do not mix, each round is a global one."""
+    """Return the position of a round in the run; without sites, each round is a global one."""
     edge_rounds = plan.sites.edge_rounds if plan.sites else 1
     over, edge_over = round_position(min(number, plan.rounds), edge_rounds)
     return Place(over, plan.rounds // edge_rounds, edge_over, edge_rounds)
@@ -236,11 +236,7 @@ def _count(value: object, default: int) -> float:
 
 
 def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
-    """Return a device's link, what a local step costs it, and what it told of its gradients.
-
-    Args:
-        device: What is known of it.
-    """
+    """Return a device's figures: link, cost of a local step, gradient moments."""
     estimates = link_estimates(device, options)
     estimates |= {
         name: estimate for name, estimate in joule_estimates(device, options).items() if name != "joules_error"
@@ -255,7 +251,7 @@ def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, floa
 
 
 def _step_estimate(device: DeviceFacts, options: HcefOptions, limits: Mapping[str, float]) -> Estimate:
-    """Return seconds of a local step, as measured or as the plan has them."""
+    """Estimate the seconds of a local step."""
     measured = _cost_per_step(device, "compute_s", device.timed.seconds if device.timed else None)
     whole_s, steps = planned_task_s(device), limits["local_steps"] + limits["gradients"]
     profile = whole_s / steps if whole_s and steps else planned_step_s(device, limits["weights"])
@@ -263,9 +259,9 @@ def _step_estimate(device: DeviceFacts, options: HcefOptions, limits: Mapping[st
 
 
 def _cost_per_step(device: DeviceFacts, part: str, timed: float | None) -> float | None:
-    """Return a part of the newest task's cost by its steps, and what was timed where there was no such task yet.
+    """Return a part of the newest task's cost per step, or `timed` before the first task.
 
-    A task in which no step was taken tells nothing.
+    None if the task took no step.
     """
     task = device.task
     if task is None or task.steps is None:
@@ -275,13 +271,13 @@ def _cost_per_step(device: DeviceFacts, part: str, timed: float | None) -> float
 
 
 def _step_joules(device: DeviceFacts) -> Estimate:
-    """Return joules of a local step, of the whole device."""
+    """Estimate the joules of a local step, of the whole device."""
     measured = _cost_per_step(device, "compute_joules", device.timed.joules if device.timed else None)
     return Estimate(measured, profile=_planned_step_joules(device))
 
 
 def _planned_step_joules(device: DeviceFacts) -> float | None:
-    """Return joules of a local step by the clock and the power that the plan gives the device."""
+    """Return the joules of a local step from the plan's clock and power."""
     planned = device.planned
     if planned is None or not isinstance(planned.compute, RangeCompute) or not planned.compute.cycles_per_step:
         return None

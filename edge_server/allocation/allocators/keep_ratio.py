@@ -27,20 +27,20 @@ from shared.protocol.measurements import Cost
 from shared.protocol.messages import AllocatedValues
 
 GRADIENTS, ACTIVATIONS = 0.30 / 0.38, 0.32 / 0.38
-"""Beside the weights, as shares of their bytes."""
+"""Bytes of gradients and activations, relative to those of the weights."""
 
 
 class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
-    """Of `keep_ratio`: the largest p_k whose task meets the limits.
+    """Largest p_k whose task meets the limits.
 
     Attributes:
-        keep: The ratios to choose from.
-        joules: Energy of one device's task, with download, upload and what the device draws idle; absent: its part of
-            what is left of `[budget] joules`, or no limit.
+        keep: Selectable ratios, comma-separated.
+        joules: Energy limit of one device's task, with download, upload and idle power; absent: its part of the rest
+            of `[budget] joules`, or no limit.
         curve: How the work of a step depends on the ratio: `frozen`: (2 + p^2) / 3, since only weight gradients are
-            saved; `smaller`: p^2, of a network that is physically smaller.
-        steps: Training steps of a task, so that a task follows from a step that was timed before round 1; 0: unknown.
-        task_s: Time of a task of the whole model on a device that has measured nothing.
+            saved; `smaller`: p^2, for a network that is physically smaller.
+        steps: Training steps of a task, to predict a task from a step timed before round 1; 0: unknown.
+        task_s: Assumed time of a task with the whole model on a device without measurement.
     """
 
     keep: str = "0.2,0.4,0.6,0.8,1"
@@ -57,25 +57,21 @@ class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
             raise ValueError("options.steps must be >= 0")
 
     def ratios(self) -> list[float]:
-        """Return the ratios in order of size."""
+        """Return the distinct ratios, ascending."""
         return sorted(set(parse_ratios(self.keep)))
 
     def work(self, keep: float) -> float:
-        """Return the work of a step at a ratio, as a share of that of the whole model."""
+        """Return the work of a step relative to the whole model."""
         return (2 + keep**2) / 3 if self.curve == "frozen" else keep**2
 
 
 def limits(options: KeepOptions, setting: RoundSetting) -> dict[str, float]:
-    """Return seconds and joules of a task, and the size of the model."""
+    """Return the seconds and joules of a task, and the model's size."""
     return task_limits(setting, options.deadline_s, options.joules)
 
 
 def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
-    """Return a device's link and what a task of the whole model costs it.
-
-    Args:
-        device: What is known of it.
-    """
+    """Return a device's figures: link, and cost of a task with the whole model."""
     seconds, joules = (_whole_task(device, part, options) for part in ("compute_s", "compute_joules"))
     if (timed := device.timed) and options.steps:
         seconds = seconds or timed.seconds * options.steps
@@ -95,7 +91,7 @@ def _planned_task_joules(device: DeviceFacts) -> float | None:
 
 
 def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float | None:
-    """Return what a task of the whole model would have cost, by what the last one cost at its own ratio."""
+    """Return the cost of a task with the whole model, extrapolated from the last task."""
     cost = getattr(device.task.cost, part) if device.task else None
     if cost is None or device.task is None:
         return None
@@ -104,12 +100,7 @@ def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float |
 
 
 def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
-    """Give every device the largest ratio that fits.
-
-    Args:
-        _solver: There is one alone.
-        case: What it is decided from.
-    """
+    """Assign every device the largest ratio that fits."""
     if not case.names:
         return Decision()
     ratios = np.array([ratio for ratio, _ in case.ladder])
@@ -178,7 +169,7 @@ def _device_decision(
 
 
 def _sufficient_limits(case: Case, allocation: KeepAllocation) -> dict[str, float]:
-    """Return what the smallest ratio takes on the device that takes most, of each limit that it exceeds."""
+    """Return, for each exceeded limit, the largest cost over devices of the smallest ratio."""
     needed = {"deadline_s": float(allocation.enough_s.max()), "joules": float(allocation.enough_joules.max())}
     return {
         name: value
@@ -188,12 +179,7 @@ def _sufficient_limits(case: Case, allocation: KeepAllocation) -> dict[str, floa
 
 
 def keep_with_changed_figures(options: KeepOptions, _case: Case, changed: Case) -> dict[str, float]:
-    """Return the ratio of each device with its figures of `changed`: nobody's figures are another's.
-
-    Args:
-        _case: What was decided from.
-        changed: The same devices with other figures.
-    """
+    """Return each device's ratio with its figures of `changed`; the decisions of devices are independent."""
     return {
         device: keep_ratio(decision.values) for device, decision in decide(options, "numpy", changed).devices.items()
     }
