@@ -23,13 +23,7 @@ from edge_server.release.graph import (
     run_graph,
     trace_graph,
 )
-from edge_server.release.reduce import (
-    load_server_examples,
-    measure_reduction,
-    quantize,
-    require_accurate,
-    round_to_float16,
-)
+from edge_server.release.reduce import load_server_examples, measure_reduction, quantize, require_accurate, to_float16
 from edge_server.release.run_model import RunModel, make_probes
 from edge_server.release.store import StoredRelease, publish
 from shared.errors import ConfigError
@@ -153,18 +147,16 @@ def _require_class_names(run_model: RunModel) -> None:
 
 def _export_trained(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes]) -> _NetworkParts:
     """Export the network as trained."""
-    parameters = _encode_parameters(run_model.tree)
+    parameters, layers = _encode_parameters(run_model.tree), run_model.model.layers
     with torch.no_grad():
-        outputs = run_model.model.layers(inputs)
-    graph, ir_version = _export_graph(
-        run_model, parameters, run_model.model.layers, (INPUT, OUTPUT), (inputs, outputs), parts
-    )
+        outputs = layers(inputs)
+    graph, ir_version = _export_graph(run_model, parameters, layers, (INPUT, OUTPUT), (inputs, outputs), parts)
     return _NetworkParts(graph, ir_version, parameters, outputs)
 
 
 def _export_float16(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _NetworkParts:
     """Export the network with float16 parameters; its graph equals that of the unreduced network."""
-    rounded, tree = round_to_float16(run_model)
+    rounded, tree = to_float16(run_model)
     content, parameters = _export_trained(rounded, inputs, parts), _encode_parameters(tree)
     data, names = parts[content.graph.part.sha256], content.graph.parameters
     graphs = [(data, {name: model.tree[name] for name in names}) for model in (run_model, rounded)]
@@ -206,20 +198,13 @@ def _encode_parameters(tree: Tree) -> _ParameterFile:
     begin = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "little")
     header = json.loads(data[HEADER_BYTES:begin])
     header.pop("__metadata__")
-    ranges = {
-        name: ByteRange(
-            PARAMETERS, begin + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0]
-        )
-        for name, entry in header.items()
-    }
+    offsets = {name: entry["data_offsets"] for name, entry in header.items()}
+    ranges = {name: ByteRange(PARAMETERS, begin + start, stop - start) for name, (start, stop) in offsets.items()}
     tensors = tuple(
         ParameterSpec(
-            name=name,
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
-            sha256=sha256_of(_bytes_at(data, ranges[name])),
+            name=name, dtype=item["dtype"], shape=tuple(item["shape"]), sha256=sha256_of(_bytes_at(data, ranges[name]))
         )
-        for name, entry in sorted(header.items())
+        for name, item in sorted(header.items())
     )
     return _ParameterFile(data, ranges, tensors)
 

@@ -88,7 +88,7 @@ def load_server_examples(run_model: RunModel) -> ServerExamples:
         raise ConfigError(f"{run_model.what}: --int8 and --float16 are measured on [data], which its plan lacks")
     examples = load(test_data(run_model.plan))
     if len(examples) < MIN_EXAMPLES:
-        raise ConfigError(f"{run_model.what}: {len(examples)} test examples are too few; add up to {MIN_EXAMPLES}")
+        raise ConfigError(f"{run_model.what}: {len(examples)} test examples; at least {MIN_EXAMPLES} are needed")
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     count = min(MAX_CALIBRATION_EXAMPLES, len(examples) // CALIBRATION_SHARE)
     held_out = order[count:].sort().values
@@ -159,7 +159,7 @@ def _extract_weights(proto: Any) -> Tree:
     return tree
 
 
-def round_to_float16(run_model: RunModel) -> tuple[RunModel, Tree]:
+def to_float16(run_model: RunModel) -> tuple[RunModel, Tree]:
     """Return a model with weights rounded to float16, and its float16 weights.
 
     Raises:

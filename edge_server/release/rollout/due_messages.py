@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from edge_server.journal.rollouts.state import RolloutState, board_standing
-from edge_server.release.rollout.waves import Board, boards_to_prefetch, boards_to_roll_back
+from edge_server.release.rollout.waves import Boards, boards_to_prefetch, boards_to_roll_back
 from shared.protocol.inference.rollout import Ahead, Offer, Withdraw
 
 UNDER_WAY = ("waiting", "taking", "trial")
@@ -25,7 +25,7 @@ class BoardMessage(NamedTuple):
 
 def due_messages(
     state: RolloutState,
-    boards: Mapping[str, Board],
+    boards: Boards,
     manifest: bytes,
     forgot_offer: Callable[[str], bool],
     prepared: Mapping[str, str],
@@ -33,45 +33,34 @@ def due_messages(
     """Return the messages due now to online boards.
 
     Args:
-        boards: All boards that serve releases, by device name.
         forgot_offer: Returns whether a board that is taking the release may not know the offer, after a restart.
         prepared: Deployment whose parts a board has prefetched completely, by device name.
     """
     if state.mode in ("going", "paused"):
-        offers = _active_messages(state, boards, _make_offer(state, manifest), forgot_offer)
-        return [
-            *offers,
-            *(
-                BoardMessage(device, _make_ahead(state, manifest))
-                for device in boards_prefetching(state, boards, prepared)
-            ),
-        ]
+        ahead = _make_ahead(state, manifest)
+        prefetches = [BoardMessage(device, ahead) for device in boards_prefetching(state, boards, prepared)]
+        return [*_active_messages(state, boards, _make_offer(state, manifest), forgot_offer), *prefetches]
     return _closing_messages(state, boards, prepared)
 
 
-def boards_prefetching(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[str]:
+def boards_prefetching(state: RolloutState, boards: Boards, prepared: Mapping[str, str]) -> list[str]:
     """Return the online boards that should prefetch the release before their wave.
 
     Args:
-        boards: All boards that serve releases, by device name.
         prepared: Deployment whose parts a board has prefetched completely, by device name.
     """
     deployment = state.plan.deployment
     return [device for device in boards_to_prefetch(state, boards) if prepared.get(device) != deployment]
 
 
-def boards_fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
-    """Return the online boards that were offered the release and may still request parts.
-
-    Args:
-        boards: All boards that serve releases, by device name.
-    """
+def boards_fetching(state: RolloutState, boards: Boards) -> set[str]:
+    """Return the online boards that were offered the release and may still request parts."""
     online = (device for device in state.offered_boards if device in boards and boards[device].online)
     return {device for device in online if state.stands(device, boards[device].status) in ("waiting", "taking")}
 
 
 def _active_messages(
-    state: RolloutState, boards: Mapping[str, Board], offer: Offer, forgot_offer: Callable[[str], bool]
+    state: RolloutState, boards: Boards, offer: Offer, forgot_offer: Callable[[str], bool]
 ) -> Iterator[BoardMessage]:
     """Yield the offer for boards that have not acknowledged it, and a withdrawal for those given up."""
     for device in state.offered_boards:
@@ -80,31 +69,24 @@ def _active_messages(
         stands = board_standing(state.plan, boards[device].status)
         if device in state.given_up:
             if stands in UNDER_WAY:
-                yield BoardMessage(device, _make_withdraw(state, back=True))
+                yield _withdraw(state, device, back=True)
         elif stands == "waiting" or (stands == "taking" and forgot_offer(device)):
             yield BoardMessage(device, offer)
 
 
-def _closing_messages(
-    state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]
-) -> list[BoardMessage]:
+def _closing_messages(state: RolloutState, boards: Boards, prepared: Mapping[str, str]) -> list[BoardMessage]:
     """Return the withdrawals of a rollout that has ended; after a stop, boards keep a release that they have."""
     online = {device for device, board in boards.items() if board.online}
-    back = {
-        device
-        for device in state.given_up
-        if device in boards and board_standing(state.plan, boards[device].status) in UNDER_WAY
-    }
+    given_up = state.given_up.keys() & boards.keys()
+    back = {device for device in given_up if board_standing(state.plan, boards[device].status) in UNDER_WAY}
     later = online - state.offered_boards.keys() if state.plan.ahead and state.offered_boards else set()
     if state.mode == "stopped":
         quiet = {device for device in later if prepared.get(device) != state.plan.deployment}
     else:
         quiet = later | boards_fetching(state, boards)
         back |= set(boards_to_roll_back(state, boards)) if state.mode == "going-back" else set()
-    messages = [BoardMessage(device, _make_withdraw(state, back=True)) for device in sorted(back & online)]
-    return messages + [
-        BoardMessage(device, _make_withdraw(state, back=False)) for device in sorted((quiet - back) & online)
-    ]
+    messages = [_withdraw(state, device, back=True) for device in sorted(back & online)]
+    return messages + [_withdraw(state, device, back=False) for device in sorted((quiet - back) & online)]
 
 
 def _make_offer(state: RolloutState, manifest: bytes) -> Offer:
@@ -126,6 +108,7 @@ def _make_ahead(state: RolloutState, manifest: bytes) -> Ahead:
     return Ahead(deployment=plan.deployment, name=plan.name, version=plan.version, manifest=manifest)
 
 
-def _make_withdraw(state: RolloutState, *, back: bool) -> Withdraw:
+def _withdraw(state: RolloutState, device: str, *, back: bool) -> BoardMessage:
     plan = state.plan
-    return Withdraw(deployment=plan.deployment, name=plan.name, version=plan.version, back=back)
+    withdrawal = Withdraw(deployment=plan.deployment, name=plan.name, version=plan.version, back=back)
+    return BoardMessage(device, withdrawal)

@@ -111,7 +111,7 @@ class RolloutEngine:
     stays: bool = False
     wait_s: float = math.inf
     on_record: Callable[[AnyRolloutRecord], None] = lambda _record: None
-    on_wait: Callable[[str], None] = lambda _wait_reason: None
+    on_wait: Callable[[str], None] = lambda _why: None
     fleet: Fleet = field(default_factory=Fleet)
     models: dict[str, ModelStatus] = field(default_factory=dict)
     prepared: dict[str, str] = field(default_factory=dict)
@@ -123,9 +123,7 @@ class RolloutEngine:
     _sent_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     closed_topics: set[bytes] = field(default_factory=set)
-    _limiter: RecordLimiter = field(
-        default_factory=lambda: RecordLimiter(STATUS_BURST, STATUS_RECORDS_PER_S, "a rollout's journal")
-    )
+    _limiter: RecordLimiter = field(init=False)
     _unrecorded: set[str] = field(default_factory=set)
     _timer: StepTimer = field(default_factory=StepTimer)
     _all_offline_since: float | None = None
@@ -134,7 +132,8 @@ class RolloutEngine:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        """Create the distributor of parts."""
+        """Create the status limiter and the distributor of parts."""
+        self._limiter = RecordLimiter(STATUS_BURST, STATUS_RECORDS_PER_S, "a rollout's journal")
         self._manifest = self.stored.content()
         self.parts = BundleDistributor(
             *(self.site, self.plan.deployment, self.transport, self.clock, self.worker, self.stored),
@@ -245,11 +244,8 @@ class RolloutEngine:
 
     def _newcomers(self, devices: Mapping[str, str], now: float) -> list[str]:
         """Return the boards that have just connected and whose profile is unknown."""
-        return [
-            device
-            for device, profile in devices.items()
-            if not profile and now - self._first_seen_at[device] < PROFILE_WAIT_S
-        ]
+        new = (device for device, profile in devices.items() if not profile)
+        return [device for device in new if now - self._first_seen_at[device] < PROFILE_WAIT_S]
 
     def _note_wait(self, decision: Decision) -> None:
         why = decision.why if isinstance(decision, AwaitBoards) else ""
@@ -284,9 +280,8 @@ class RolloutEngine:
 
     async def _send_due(self) -> None:
         """Send the messages that are due and may not have arrived."""
-        for device, message in due_messages(
-            self.state, self.boards(), self._manifest, self._forgot_offer, self.prepared
-        ):
+        messages = due_messages(self.state, self.boards(), self._manifest, self._forgot_offer, self.prepared)
+        for device, message in messages:
             await self._publish(device, message)
 
     def _forgot_offer(self, device: str) -> bool:
@@ -374,11 +369,9 @@ class RolloutEngine:
         """Record a board's status if it changed; postpone the record above the rate limit."""
         self._unrecorded.discard(device)
         recorded, status = self.state.statuses.get(device), self.models[device]
-        if (
-            not status.name
-            or device not in self.state.offered_boards
-            or (recorded and _reported_state(recorded) == _reported_state(status))
-        ):
+        if not status.name or device not in self.state.offered_boards:
+            return
+        if recorded and _reported_state(recorded) == _reported_state(status):
             return
         if self._limiter.take(device, self.clock()):
             self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState, board_standing
-from edge_server.release.rollout.waves import Board
+from edge_server.release.rollout.waves import Boards
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT, MOST_BUSY_S
 from shared.protocol.update import UpdateTerms
@@ -74,13 +74,10 @@ def offline_limit(plan: RolloutPlan, status: ModelStatus | None) -> TimeLimit | 
     return TimeLimit("trial", limit_s, f"it did not come back from its trial within {limit_s:.0f} s: {AWAY}")
 
 
-def step_limits(
-    state: RolloutState, boards: Mapping[str, Board], wanted_bytes: Callable[[str], int]
-) -> dict[str, TimeLimit]:
+def step_limits(state: RolloutState, boards: Boards, wanted_bytes: Callable[[str], int]) -> dict[str, TimeLimit]:
     """Return the time limits of the boards that block the current wave, by device name.
 
     Args:
-        boards: All boards that serve releases, by device name.
         wanted_bytes: Returns the bytes that a board has to fetch.
     """
     limits, plan = {}, state.plan

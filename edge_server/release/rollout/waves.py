@@ -54,37 +54,26 @@ class ChangeCourse(NamedTuple):
 
 
 class EndRollout(NamedTuple):
-    """Decision to end: nothing is left to do for online boards.
-
-    Attributes:
-        behind: Offline boards that have not reached their final state.
-    """
+    """Decision to end; `behind` names the offline boards that have not reached their final state."""
 
     outcome: Outcome
     behind: tuple[str, ...]
 
 
 class AwaitBoards(NamedTuple):
-    """Decision to wait.
-
-    Attributes:
-        why: Reason for the user.
-        no_board_online: Whether all boards that could continue are offline, so that the wait may never end.
-    """
+    """Decision to wait, possibly forever if no board that could continue is online."""
 
     why: str
     no_board_online: bool = False
 
 
+Boards: TypeAlias = Mapping[str, Board]
+"""All boards that serve releases, by device name."""
 Decision: TypeAlias = OpenWave | ChangeCourse | EndRollout | AwaitBoards
 
 
-def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
-    """Decide the next action of a rollout.
-
-    Args:
-        boards: All boards that serve releases, by device name.
-    """
+def decide(state: RolloutState, boards: Boards) -> Decision:
+    """Decide the next action of a rollout."""
     offered = {device: boards[device] for device in state.offered_boards if device in boards}
     behind = _boards_behind(state, boards)
     if state.mode == "going-back":
@@ -109,7 +98,7 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
 
 
-def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[str, ...]) -> Decision:
+def _next_wave(state: RolloutState, boards: Boards, behind: tuple[str, ...]) -> Decision:
     plan, offered = state.plan, state.offered_boards
     fitting = {device: board for device, board in boards.items() if fnmatchcase(device, plan.devices)}
     fresh = {device: board for device, board in fitting.items() if board.online and device not in offered}
@@ -130,12 +119,8 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     return EndRollout("finished", behind)
 
 
-def boards_to_prefetch(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
-    """Return the online boards of later waves, which may fetch the release together with the current wave.
-
-    Args:
-        boards: All boards that serve releases, by device name.
-    """
+def boards_to_prefetch(state: RolloutState, boards: Boards) -> list[str]:
+    """Return the online boards of later waves, which may fetch the release together with the current wave."""
     plan, offered = state.plan, state.offered_boards
     if not (plan.ahead and offered and state.mode == "going"):
         return []
@@ -149,7 +134,7 @@ def boards_to_prefetch(state: RolloutState, boards: Mapping[str, Board]) -> list
     return lacking[: max(0, room)]
 
 
-def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoards:
+def _await_anybody(plan: RolloutPlan, boards: Boards) -> AwaitBoards:
     """Wait for the first board of a rollout, with the likely reason for its absence."""
     pattern = plan.devices
     offline = [device for device in boards if fnmatchcase(device, pattern)]
@@ -173,7 +158,7 @@ def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
     return AwaitBoards(why, no_board_online=True)
 
 
-def _unproven_profiles(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
+def _unproven_profiles(state: RolloutState, boards: Boards, candidates: Mapping[str, str]) -> set[str]:
     """Return the candidates' profiles of which no board has committed the release."""
     proven = {board.profile for board in boards.values() if board_standing(state.plan, board.status) == "committed"}
     proven |= {profile for device, profile in state.offered_boards.items() if _has_committed(state, device)}
@@ -186,14 +171,11 @@ def _has_committed(state: RolloutState, device: str) -> bool:
 
 def _lost_canaries(state: RolloutState, profiles: set[str]) -> list[str]:
     """Return the boards of these profiles that were offered the release and have not committed it."""
-    return [
-        device
-        for device, profile in state.offered_boards.items()
-        if profile in profiles and not _has_committed(state, device)
-    ]
+    offered = (device for device, profile in state.offered_boards.items() if profile in profiles)
+    return [device for device in offered if not _has_committed(state, device)]
 
 
-def _select_canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
+def _select_canaries(state: RolloutState, boards: Boards, unproven: set[str]) -> dict[str, str]:
     """Select canaries of unproven profiles; none of a profile that has lost more than `max_failures` canaries."""
     plan, canaries = state.plan, dict[str, str]()
     for profile in sorted(unproven):
@@ -212,7 +194,7 @@ def _select_canaries(state: RolloutState, boards: Mapping[str, Board], unproven:
     return canaries
 
 
-def boards_to_roll_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
+def boards_to_roll_back(state: RolloutState, boards: Boards) -> list[str]:
     """Return the boards that have, or are taking, the release through this rollout and must return to the previous one.
 
     A board that has committed its first release has no previous one and is left out.
@@ -227,21 +209,17 @@ def boards_to_roll_back(state: RolloutState, boards: Mapping[str, Board]) -> lis
     return devices
 
 
-def _boards_behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]:
+def _boards_behind(state: RolloutState, boards: Boards) -> tuple[str, ...]:
     """Return the offline boards that have not reached their final state."""
     offline = {device for device, board in boards.items() if not board.online}
     if state.mode == "going-back":
-        return tuple(
-            device for device in boards_to_roll_back(state, boards) if device in offline or device not in boards
-        )
+        return tuple(name for name in boards_to_roll_back(state, boards) if name in offline or name not in boards)
     offline |= state.offered_boards.keys() - boards.keys()
     if state.mode == "aborted":  # boards keep a release that they have; others were never offered it
         affected, short = offline & state.offered_boards.keys(), {"waiting", "taking"}
     else:
-        affected, short = (
-            {device for device in offline if fnmatchcase(device, state.plan.devices)},
-            {"waiting", "taking", "trial"},
-        )
+        affected = {device for device in offline if fnmatchcase(device, state.plan.devices)}
+        short = {"waiting", "taking", "trial"}
     last = {device: boards[device].status if device in boards else state.statuses.get(device) for device in affected}
     return tuple(sorted(device for device, status in last.items() if state.stands(device, status) in short))
 
