@@ -38,9 +38,9 @@ from edge_server.release.rollout.waves import (
     MAX_NAMED,
     AwaitBoards,
     Board,
-    ChangeCourse,
     Decision,
     EndRollout,
+    IssueOrder,
     OpenWave,
     decide,
 )
@@ -240,7 +240,7 @@ class RolloutEngine:
         self._all_offline_since = now if self._all_offline_since is None else self._all_offline_since
         if now - self._all_offline_since < self.wait_s:
             return decision
-        return ChangeCourse("stop", f"no board connected within {self.wait_s:g} s: {decision.why}")
+        return IssueOrder("stop", f"no board connected within {self.wait_s:g} s: {decision.why}")
 
     def _newcomers(self, devices: Mapping[str, str], now: float) -> list[str]:
         """Return the boards that have just connected and whose profile is unknown."""
@@ -261,7 +261,7 @@ class RolloutEngine:
                 reports = [(device, self.models[device]) for device in decision.devices]
                 records = [BoardTold(at=now, device=device, status=status) for device, status in reports if status.name]
                 return [*records, WaveOpened(at=now, devices=decision.devices, canary=decision.canary)]
-            case ChangeCourse():
+            case IssueOrder():
                 return [RolloutOrdered(at=now, order=decision.order, cause=decision.cause)]
             case EndRollout() if (self.state.outcome, self.state.behind) != (decision.outcome, decision.behind):
                 return [RolloutEnded(at=now, outcome=decision.outcome, behind=decision.behind)]

@@ -46,7 +46,7 @@ class OpenWave(NamedTuple):
     canary: bool
 
 
-class ChangeCourse(NamedTuple):
+class IssueOrder(NamedTuple):
     """Decision to stop or take back the release after too many failures."""
 
     order: Order
@@ -69,7 +69,7 @@ class AwaitBoards(NamedTuple):
 
 Boards: TypeAlias = Mapping[str, Board]
 """All boards that serve releases, by device name."""
-Decision: TypeAlias = OpenWave | ChangeCourse | EndRollout | AwaitBoards
+Decision: TypeAlias = OpenWave | IssueOrder | EndRollout | AwaitBoards
 
 
 def decide(state: RolloutState, boards: Boards) -> Decision:
@@ -85,7 +85,7 @@ def decide(state: RolloutState, boards: Boards) -> Decision:
     if len(failures := state.failures) >= state.plan.max_failures:
         named = "; ".join(f"{device}: {reason}" for device, reason in list(failures.items())[:MAX_NAMED])
         more = f"; and {len(failures) - MAX_NAMED} more" if len(failures) > MAX_NAMED else ""
-        return ChangeCourse("back" if state.plan.on_failure == "back" else "stop", named + more)
+        return IssueOrder("back" if state.plan.on_failure == "back" else "stop", named + more)
     under_way = {"waiting", "taking", "trial"}
     trying = {"taking", "trial"} if state.plan.name == AGENT else set()  # offline during the trial
     active = [

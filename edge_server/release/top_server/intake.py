@@ -135,7 +135,7 @@ class Intake:
         else:
             pending.receiver, pending.complete_at = None, self.clock()
 
-    async def look(self) -> list[str]:
+    async def check_requests(self) -> list[str]:
         """Request overdue frames again and drop expired requests; return the devices of dropped requests."""
         now = self.clock()
         late = [device for device, pending in self.pending.items() if pending.receiver and pending.due <= now]

@@ -95,7 +95,7 @@ class TopServer:
         try:
             async with (
                 subscriptions.open(),
-                background(self._hear(self._admission), self._look(), self._log_metrics()),
+                background(self._receive(self._admission), self._check_requests(), self._log_metrics()),
             ):
                 await self._serve()
         finally:
@@ -119,7 +119,7 @@ class TopServer:
             self._admission.count_useless(device, channel, size)
         return is_awaited
 
-    async def _hear(self, admission: Admission) -> None:
+    async def _receive(self, admission: Admission) -> None:
         async for name, data in admission:
             device, is_of_use = parse_device(name), True
             if not is_name(device):
@@ -149,7 +149,7 @@ class TopServer:
             raise WireError(f"request in the name of {message.device[:64]!r}", reason="identity")
         check_request(message)
         try:
-            await self.worker(self.halves.require, message)
+            await self.worker(self.halves.require_release, message)
             await self.intake.offer(device, message)
         except WireError as error:
             self._answer(device, message, error=error)
@@ -238,10 +238,10 @@ class TopServer:
         except Unreachable as error:
             log.debug("answer not sent, %s will offer its request again: %s", device, error)
 
-    async def _look(self) -> None:
+    async def _check_requests(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            for device in await self.intake.look():
+            for device in await self.intake.check_requests():
                 log.debug("request of %s expired before its features arrived", device)
                 self.metrics.refused["late"] += 1
 

@@ -64,7 +64,7 @@ class UpperHalves:
         self._releases: OrderedDict[tuple[str, int], StoredRelease] = OrderedDict()
         self._halves: OrderedDict[tuple[str, int], _OpenHalf] = OrderedDict()
 
-    def require(self, request: TopRequest) -> None:
+    def require_release(self, request: TopRequest) -> None:
         """Reject a request for which no half exists; may read a manifest from disk.
 
         Raises:
@@ -100,7 +100,7 @@ class UpperHalves:
         """Run the upper half on a request's features and return the encoded outputs; blocks.
 
         Args:
-            request: A request that passed `require`.
+            request: A request that passed `require_release`.
             data: Encoded features of the request.
 
         Raises:

@@ -19,8 +19,8 @@ from edge_server.release.rollout.step_limits import StepTimer, offline_limit, st
 from edge_server.release.rollout.waves import (
     AwaitBoards,
     Board,
-    ChangeCourse,
     EndRollout,
+    IssueOrder,
     OpenWave,
     boards_to_roll_back,
     decide,
@@ -67,7 +67,7 @@ class Site:
     def turn(self, device: str, *, online: bool) -> None:
         self.boards[device] = self.boards[device]._replace(online=online)
 
-    def decide(self) -> OpenWave | ChangeCourse | EndRollout | AwaitBoards:
+    def decide(self) -> OpenWave | IssueOrder | EndRollout | AwaitBoards:
         """Decide, and write a wave down."""
         found = decide(self.state, self.boards)
         if isinstance(found, OpenWave):
@@ -122,7 +122,7 @@ def test_a_board_that_takes_a_version_of_the_agent_is_waited_for_while_it_restar
     assert isinstance(site.decide(), AwaitBoards)
     site.turn("d00", online=True)
     site.say("d00", said("rolled-back", plan=site.state.plan, reason="it did not connect"))
-    assert site.decide() == ChangeCourse("stop", "d00: it did not connect")
+    assert site.decide() == IssueOrder("stop", "d00: it did not connect")
     assert list(site.state.offered_boards) == ["d00"]
 
 
@@ -131,7 +131,7 @@ def test_a_canary_that_fails_stops_it_and_no_other_board_is_offered_anything(sta
     site = Site(fleet(8))
     site.decide()
     site.say("d00", said(state, reason="finite: NaN in conv1"))
-    assert site.decide() == ChangeCourse("stop", "d00: finite: NaN in conv1")
+    assert site.decide() == IssueOrder("stop", "d00: finite: NaN in conv1")
     site.state.apply(RolloutOrdered(at=AT, order="stop", cause="d00"))
     assert site.decide() == EndRollout("stopped", ())
     assert list(site.state.offered_boards) == ["d00"]
@@ -148,19 +148,19 @@ def test_it_goes_on_below_the_failures_that_it_may_have_and_stops_at_them():
     assert isinstance(found, OpenWave)
     assert not found.canary
     site.say(next(iter(found.devices)), said("rolled-back", plan=plan, reason="errors"))
-    assert isinstance(site.decide(), ChangeCourse)
+    assert isinstance(site.decide(), IssueOrder)
 
 
 def test_whoever_orders_to_go_on_passes_over_the_failures_that_are_known():
     site = Site(fleet(3))
     site.decide()
     site.say("d00", said("refused"))
-    assert isinstance(site.decide(), ChangeCourse)
+    assert isinstance(site.decide(), IssueOrder)
     for order in ("stop", "resume"):
         site.state.apply(RolloutOrdered(at=AT, order=order))
     assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True)
     site.say("d01", said("refused"))
-    assert isinstance(site.decide(), ChangeCourse)
+    assert isinstance(site.decide(), IssueOrder)
 
 
 def test_boards_that_are_away_neither_count_nor_block():
@@ -280,7 +280,7 @@ def test_whatever_boards_do_it_ends_and_never_passes_its_limits(seed):
     site = Site(fleet(30, ("a", "b", "c")), plan)
     for _ in range(2000):
         found = site.decide()
-        if isinstance(found, ChangeCourse):
+        if isinstance(found, IssueOrder):
             assert len(site.state.failures) >= plan.max_failures
             return
         assert len(site.state.failures) < plan.max_failures
@@ -347,7 +347,7 @@ def test_who_took_a_version_of_the_agent_and_stays_away_has_its_time_too(state):
     assert names_all(found.why, "d00", "2026-01-01T00:09:00Z")
     site.state.apply(BoardGivenUp(at=AT, device="d00", cause=limit.cause))
     assert step_limits(site.state, site.boards, lambda _device: 0) == {}
-    assert site.decide() == ChangeCourse("stop", f"d00: {limit.cause}")
+    assert site.decide() == IssueOrder("stop", f"d00: {limit.cause}")
     site.state.apply(RolloutOrdered(at=AT, order="resume"))
     assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True), "nobody has shown that it does no harm"
 
@@ -371,7 +371,7 @@ def test_a_board_that_was_given_up_has_failed_until_it_says_that_it_made_it():
     site.decide()
     site.say("d00", said("offered"))
     site.state.apply(BoardGivenUp(at=AT, device="d00", cause="too slow"))
-    assert site.decide() == ChangeCourse("stop", "d00: too slow")
+    assert site.decide() == IssueOrder("stop", "d00: too slow")
     site.say("d00", said("committed", committed=2))
     assert site.state.failures == {}
     assert isinstance(site.decide(), OpenWave)
