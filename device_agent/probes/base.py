@@ -1,6 +1,6 @@
 """Probe interface, and helpers that read numbers from sysfs files.
 
-A probe never fails as a whole: each figure is a reading or an absence with its cause.
+A failing sensor costs only its own figures: each figure is a reading or an absence with its cause.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The trainer: a process beside the agent that loads PyTorch, and does one task at a time."""
+"""Trainer process: loads PyTorch and performs one task at a time."""

@@ -1,4 +1,4 @@
-"""What training leaves to a board's applications where their models are served beside it: pure."""
+"""Processor share of the trainer on boards that also serve models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FROM_DEFAULT = "usual for every board"
 
 
 class TrainerShare(NamedTuple):
-    """What the trainer takes of the processor.
+    """The trainer's share of the processor, and the origin of each value.
 
     Attributes:
-        nice: Its nice value; 0 for that of the agent.
-        cpus: Numbers of the CPUs that it may run on; empty for all.
+        nice: Nice value; 0 for that of the agent.
+        cpus: CPU numbers that the trainer may run on; empty for all.
     """
 
     nice: int
@@ -27,16 +27,16 @@ class TrainerShare(NamedTuple):
 
 
 def choose_trainer_device(config: TrainerConfig, profile: Profile) -> str:
-    """Return what the trainer computes with: `auto`, `cpu` or `cuda`, by the operator, else by the board's profile."""
+    """Choose `auto`, `cpu` or `cuda` for the trainer, from the agent's file, else from the board's profile."""
     return config.device or profile.trainer.device
 
 
 def choose_share(config: TrainerConfig, profile: Profile, present: Collection[int], *, serves: bool) -> TrainerShare:
-    """Return what the trainer is to take of a board's processor.
+    """Choose the trainer's share of the processor.
 
     Args:
-        present: Numbers of the CPUs that the agent may run on.
-        serves: Whether the board serves models too.
+        present: CPU numbers that the agent may run on.
+        serves: True if the board serves models too.
     """
     usual = profile.inference
     nice, cpus = (usual.trainer_nice, _select_cpus(usual.spared_cpus, present)) if serves else (0, ())
@@ -49,17 +49,17 @@ def choose_share(config: TrainerConfig, profile: Profile, present: Collection[in
 
 
 def origin_of(profile: Profile, key: str) -> str:
-    """Return where a figure of a profile's `[inference]` is from, in words."""
+    """Describe the origin of a value in a profile's `[inference]`."""
     origin = profile.inference.origin.get(key, "")
     return f"{profile.id}: {origin}" if origin else FROM_DEFAULT
 
 
 def _select_cpus(count: int, present: Collection[int]) -> tuple[int, ...]:
-    """Return the CPUs behind the first ones, which are spared; none, for all, where no other one would be left."""
+    """Return the CPUs after the first `count`, which are spared; empty (all CPUs) if none would remain."""
     return tuple(sorted(present)[count:]) if count else ()
 
 
 def format_share(share: TrainerShare) -> str:
-    """Return what the trainer takes, and who says so, in a line."""
+    """Format a share and its origins as one line."""
     cpus = f"CPUs {', '.join(map(str, share.cpus))}" if share.cpus else "all CPUs"
     return f"the trainer has nice {share.nice} ({share.nice_from}), {cpus} ({share.cpus_from})"

@@ -1,4 +1,4 @@
-"""Read and write a device's state of a run in one file: its algorithm's state and its codec's memory."""
+"""State file of a device in a run: algorithm state and codec memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ALGORITHM, _CODEC = "algorithm/", "codec/"
 
 
 def read(path: Path) -> tuple[State, Memory]:
-    """Return the algorithm's state and the codec's memory; empty ones where there are none yet.
+    """Return the algorithm's state and the codec's memory; empty in a device's first task.
 
     Raises:
-        TaskFailed: The file does not hold what was written; the next task starts afresh.
+        TaskFailed: The file is damaged; it is set aside, and the next task starts without state.
     """
     if state_files.is_empty_state(path):
         return State(), None
@@ -35,13 +35,10 @@ def read(path: Path) -> tuple[State, Memory]:
 
 
 def write(path: Path, state: State, memory: Memory) -> None:
-    """Write both, whole or not at all.
-
-    Args:
-        memory: The codec's; None where it has none.
+    """Write both atomically.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     tree = {_ALGORITHM + key: leaf for key, leaf in state.tree.items()}
     tree |= {_CODEC + key: leaf for key, leaf in (memory or {}).items()}

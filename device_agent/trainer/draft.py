@@ -1,4 +1,4 @@
-"""Write what a task gave into its draft: payload, next state, and the message that names them."""
+"""Write the results of a task to its draft: payload, next state, update message."""
 
 from __future__ import annotations
 
@@ -28,31 +28,30 @@ log = logging.getLogger("trainer")
 
 
 def move_result_to_cpu(result: Result) -> Result:
-    """Return a result on the CPU."""
+    """Return a copy of a result with its tensors on the CPU."""
     return replace(result, tree=to_device(result.tree, CPU), coverage=to_device(result.coverage, CPU))
 
 
 def write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
-    """Write what goes up, and what the device will begin its next task with; return what of the former is announced.
+    """Encode and write a result, and the device's state for its next task; return the announcement of the payload.
 
     Args:
-        state: Of the algorithm, after it.
-        memory: Of the codec, before it.
-        result: Its tree goes up.
+        state: The algorithm's state after training.
+        memory: The codec's memory before encoding.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     log.debug("phase encoding")
     payload, memory = build(CODECS, _select_codec(job.task), "codec").encode(result.tree, memory)
-    changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
+    changes = not job.task.assignment.measures_statistics  # else the old state stays, for a repetition of the round
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
         device_state.write(Path(job.draft) / outbox.STATE, state_to_device(state, CPU), memory)
     return write_payload(job, payload)
 
 
 def _select_codec(task: Task) -> Spec:
-    """Return how an update travels: as the plan says, and by `topk` as large a share of it as the device was told."""
+    """Return the plan's codec; `topk` with the share that was allocated to the device."""
     sent = task.assignment.allocation.sent
     if sent is None or task.codec.name != "topk":
         return task.codec
@@ -60,10 +59,10 @@ def _select_codec(task: Task) -> Spec:
 
 
 def write_personal_model(job: Job, tree: Tree) -> None:
-    """Write the model of the device's own, for the board to serve; `write_update` makes it durable.
+    """Write the device's personal model, for the board to serve; `write_update` makes it durable.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     leaves = {name: leaf.contiguous() for name, leaf in to_device(tree, CPU).items()}
     contents = compute_own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
@@ -75,10 +74,10 @@ def write_personal_model(job: Job, tree: Tree) -> None:
 
 
 def write_payload(job: Job, payload: Payload) -> Transfer:
-    """Write a payload; return what is announced of it.
+    """Write a payload and return its announcement.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     parts = payloads.pack(payload)
     with explain_disk_errors(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
@@ -89,7 +88,7 @@ def write_payload(job: Job, payload: Payload) -> Transfer:
     return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
 
 
-def write_update(  # noqa: PLR0913 - what an update is made of
+def write_update(  # noqa: PLR0913 - the parts of an update
     job: Job,
     result: Result | None,
     transfer: Transfer | None,
@@ -102,14 +101,14 @@ def write_update(  # noqa: PLR0913 - what an update is made of
     """Write the message and make the draft durable.
 
     Args:
-        result: What training gave; None where there was none.
-        transfer: The payload beside it.
-        cost: Of the whole task.
-        step: Of a training step, where they were timed.
-        trained_on: Where it was computed.
+        result: Result of training; None without training.
+        transfer: Announcement of the payload; None without one.
+        cost: Cost of the whole task.
+        step: Cost of a training step, if measured.
+        trained_on: Description of the computing device.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     task = job.task
     update = Update(

@@ -1,8 +1,8 @@
-"""Evaluate a round's model by ONNX Runtime, for boards that have no room for the trainer, or no torch at all.
+"""Evaluate a round's model with ONNX Runtime, on boards without torch.
 
-The network comes as a graph, once a run, the parameters with each task; they are bound to it by their names. So neither
-torch nor the package `onnx` is needed here, and the answer is that of `shared.models.evaluate.score` but for roundings
-of floats, which may turn an example whose two best classes are equally good.
+The network is received as a graph once per run, the parameters with each task; they are bound by name. So neither torch
+nor the package `onnx` is needed. Results equal those of `shared.models.evaluate.score` except for rounding, which may
+flip an example whose two best classes are tied.
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ HeldOut: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 Floats: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 BATCH_SIZE, BATCH_BYTES = 16, 4 << 20
-"""Most examples that are evaluated at a time, and most bytes of their inputs: what a network makes of them takes some
-tens of times as much."""
+"""Limits of a batch in examples and in input bytes; activations take some tens of times as much memory."""
 REMEDY = f"install it ({install_command('infer')}), or take evaluation.runtime out of the plan"
 
 
 class TaskMonitor(NamedTuple):
-    """How a task is monitor while it is done.
+    """Measurement and cancellation of a running task.
 
     Attributes:
-        measure_block: Measures a block of computing.
-        is_superseded: Whether the task is given up.
-        threads: Of ONNX Runtime; 0 for one.
+        measure_block: Measures the cost of a block.
+        is_superseded: Returns True once the task is cancelled.
+        threads: Threads of ONNX Runtime; 0 for one.
     """
 
     measure_block: Callable[[], AbstractContextManager[BlockCost]]
@@ -61,15 +60,13 @@ class TaskMonitor(NamedTuple):
 
 
 def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: TaskMonitor) -> None:
-    """Evaluate what came with a task, and leave the update in its draft, durably; do not commit it.
+    """Evaluate a task's parameters, and write the update durably to its draft, without committing it.
 
     Args:
-        job: The task, with the path of its graph.
-        held_out: Reads the examples that the device holds back.
-        monitor: How it is measured, and whether it is given up.
+        held_out: Reads the device's held-out examples.
 
     Raises:
-        Superseded: The task is given up.
+        Superseded: The task was cancelled.
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
     task, metrics = job.task, dict[str, float]()
@@ -94,10 +91,10 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
 
 @lru_cache(maxsize=1)
 def read_examples(data: Data) -> HeldOut:
-    """Return the examples that a device holds back; read once, since they are few.
+    """Return a device's held-out examples, cached since they are few.
 
     Raises:
-        ConfigError: They cannot be used.
+        ConfigError: The examples cannot be used.
     """
     held_out = read_held_out(data)
     return held_out.inputs, held_out.labels
@@ -113,7 +110,7 @@ def _evaluate(
     batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
     for begin in range(0, len(labels), batch_size):
         if monitor.is_superseded():
-            raise Superseded("a newer task has come")
+            raise Superseded("a newer task has arrived")
         batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
         [logits] = session.run([graph.output.name], {graph.input.name: batch})
         hits += int((logits.argmax(1) == targets).sum())
@@ -130,15 +127,15 @@ def _cross_entropy(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> fl
 
 
 def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDArray[np.int64], place: str) -> None:
-    """Refuse examples that a network cannot take, or that have more classes than it has outputs.
+    """Refuse examples of another shape than the network's input, or with more classes than it has outputs.
 
     Args:
-        inputs: Of shape (N, ...).
-        labels: Of shape (N,).
-        place: Where they come from, for the error.
+        inputs: Shape (N, ...).
+        labels: Shape (N,), as class numbers.
+        place: Path or source of the examples, for the error message.
 
     Raises:
-        ConfigError: They do not fit.
+        ConfigError: The examples do not fit.
     """
     shape, expected, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape[-1]
     if shape != expected:
@@ -151,14 +148,13 @@ def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDA
 
 
 def read_floats(path: Path, names: tuple[str, ...]) -> Floats:
-    """Return a round's parameters of some names, views of their file.
+    """Return the parameters with the given names, as views of their file.
 
     Args:
-        path: The file that came with a task.
-        names: Those that a graph is given.
+        path: The payload of a task.
 
     Raises:
-        WireError: One is missing, is of another type, or is not finite; ONNX Runtime would take the last.
+        WireError: A parameter is missing, has another type, or is not finite (which ONNX Runtime would accept).
     """
     received = payloads.unpack(to_file.view(path))
     if received.codec != "dense":
@@ -178,40 +174,39 @@ def _as_floats(name: str, blob: Blob) -> NDArray[np.float32]:
 
 
 def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -> InferenceSession:
-    """Return ONNX Runtime's session of a graph whose parameters are bound to it.
+    """Open an ONNX Runtime session of a graph with its parameters.
 
     Args:
-        parameters: All that it is given, by name.
-        threads: Of a layer; 0 for one.
+        threads: Threads within an operator; 0 for one.
 
     Raises:
-        ConfigError: ONNX Runtime is not installed, or it does not take the graph: its operators are too new for it.
-        WireError: The parameters are not those of the graph.
+        ConfigError: ONNX Runtime is not installed, or too old for the graph's operators.
+        WireError: The parameters do not match the graph.
     """
     try:
-        import onnxruntime  # noqa: PLC0415 - absent where no plan asks for it
+        import onnxruntime  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
-        raise ConfigError(f'evaluation.runtime is "onnx", and ONNX Runtime is not here: {REMEDY}') from error
+        raise ConfigError(f'evaluation.runtime is "onnx", but ONNX Runtime is not installed: {REMEDY}') from error
     try:
         require_no_files(graph.onnx, parameters, "the run's graph")
     except CorruptFile as error:
         raise WireError(str(error)) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = max(1, threads), 1
-    options.log_severity_level = 4  # what goes wrong is raised
-    options.enable_cpu_mem_arena = False  # it keeps what the largest batch took, and each task opens a session anew
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of every weight
+    options.log_severity_level = 4  # errors are raised anyway
+    options.enable_cpu_mem_arena = False  # it would hold the peak memory; sessions are short
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy every weight
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in parameters.values()]
     options.add_external_initializers(list(parameters), values)
     try:
         return onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of its C++ code, by no common class
+    except Exception as error:  # its C++ exceptions have no common base class
         raise _explain_refusal(error, graph, onnxruntime.__version__) from error
 
 
 def _explain_refusal(error: Exception, graph: EvaluationGraph, version: str) -> ConfigError | WireError:
-    """Return what to say where ONNX Runtime opens no session."""
+    """Convert ONNX Runtime's error into one of ours: an old installation, or a bad graph."""
     problem: Any = str(error).partition("\n")[0]
     if "opset" in problem or "IR version" in problem or "ir_version" in problem:
-        return ConfigError(f"ONNX Runtime {version} reads no graph of opset {graph.opset} ({problem}): update it")
-    return WireError(f"ONNX Runtime {version} does not take the run's graph with these parameters: {problem}")
+        return ConfigError(f"ONNX Runtime {version} cannot read a graph of opset {graph.opset} ({problem}); update it")
+    return WireError(f"ONNX Runtime {version} refuses the run's graph with these parameters: {problem}")

@@ -1,4 +1,4 @@
-"""Exit with code 0 where this interpreter has torch, without importing it."""
+"""Exit with code 0 if this interpreter has torch, without importing it."""
 
 from __future__ import annotations
 

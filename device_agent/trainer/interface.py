@@ -1,4 +1,4 @@
-"""Define the seam between agent and trainer: a job, and whoever does it."""
+"""Interface between agent and trainer: `Job` and `Trainer`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shared.protocol.messages import Task
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer needs to do a task; paths, so that no tensor passes through the agent.
+    """Task with the paths of its files, so that no tensor passes through the agent.
 
     Attributes:
-        params: File that holds the payload to start from.
-        state: File that holds the device's state of this run, if there is one.
-        draft: Folder of the outbox to write the update into.
-        graph: File that holds the network, where ONNX Runtime evaluates; empty where the trainer does all.
-        keeps_own: Whether a model of the device's own is left in the draft too: the board serves it.
-        frame_bytes: Size of the frames the update will travel in.
-        cost: What the task cost before training.
-        measuring: How to measure; None where nobody measures, as in replay.
+        params: Payload with the initial parameters.
+        state: The device's state of this run; the file may be missing.
+        draft: Outbox folder for the update.
+        graph: ONNX graph of the network if ONNX Runtime evaluates; else empty.
+        keeps_own: True to write the personal model to the draft too, since the board serves it.
+        frame_bytes: Frame size of the upload.
+        cost: Cost of the task before training.
+        measuring: Measurement settings; None to measure nothing, as in a replay.
     """
 
     task: Task
@@ -41,21 +41,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainer(Protocol):
-    """Do a job: write its update into the draft."""
+    """Performs jobs: writes the update of each to its draft."""
 
     def __call__(self, job: Job, exchange: Exchange | None = None) -> Awaitable[None]:
-        """Train.
+        """Perform a job.
 
         Args:
-            exchange: How its steps reach the server, if it is a split session's.
+            exchange: Exchanges the steps of a split session with the server; None for other jobs.
 
         Raises:
-            TaskFailed: The task could not be done; the message is the cause.
-            TrainerDied: Its process ended; the update may have been committed all the same.
-            SessionLost: As `exchange` says; the same job can be done anew.
+            TaskFailed: The task failed; the message is the cause.
+            TrainerDied: The trainer's process ended; it may still have committed the update.
+            SessionLost: The split session broke; the job may be repeated.
         """
         ...
 
     async def ready(self, task: Task, /) -> None:
-        """Return when no earlier process of this device still trains; begin to start one for a task meanwhile."""
+        """Start a trainer for a task, after any earlier trainer process of this device has ended."""
         ...

@@ -1,4 +1,4 @@
-"""Run the trainer process: jobs come in on standard input, answers go out on standard output."""
+"""Main program of the trainer: reads jobs from stdin, writes answers to stdout."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ if TYPE_CHECKING:
 
 EXIT_GARBLED = 70
 PIPE_BYTES = 1 << 20
-"""What a pipe may hold, instead of 64 KiB: a split step's payloads pass with a quarter less of the agent's time."""
+"""Pipe capacity instead of 64 KiB; it saves a quarter of the agent's CPU time for a split step's payloads."""
 
 logger = logging.getLogger("trainer")
 
 
 class AgentGone(Exception):
-    """Nobody is left to exchange a step with."""
+    """The agent has ended during a split training."""
 
 
 class MessageReader:
-    """Reads jobs, and answers to their steps, while the main thread trains; notices at once when a job is given up.
+    """Reads jobs and answers in a thread while the main thread trains, so that a cancellation takes effect at once.
 
     Attributes:
-        jobs: In order; None when the agent is gone.
-        answers: To the steps of the job under way; None when there will be no more.
-        cancelled: Whether that job is given up.
-        carried: Bytes of frames that its steps took so far, up and down.
+        jobs: Received jobs; None once the agent has ended.
+        answers: Answers to the steps of the current job; None if no more will come.
+        cancelled: Set when the current job is cancelled.
+        carried: Bytes of the frames of the current job's steps so far, up and down.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -74,22 +74,22 @@ class MessageReader:
         self.carried: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Read in a thread of its own."""
+        """Start the reader thread."""
         threading.Thread(target=self.run, name="message reader", daemon=True).start()
 
     def run(self) -> None:
-        """Read until the agent is gone; a job under way is still finished then. What is no message ends the process."""
+        """Read until the agent ends; the current job is still completed. Invalid input ends the process."""
         try:
             while (message := self._read_message()) is not None and self._handle(message):
                 pass
         except msgspec.DecodeError as error:
-            logger.critical("the agent sent what is no message: %s; ending", error)
-            os._exit(EXIT_GARBLED)  # from a thread nothing less would; the main thread may be deep in a library
+            logger.critical("invalid message from the agent: %s; exiting", error)
+            os._exit(EXIT_GARBLED)  # sys.exit would only end this thread
         self.answers.put(None)
         self.jobs.put(None)
 
     def _handle(self, message: ToTrainer) -> bool:
-        """Do what a message says; tell whether it was whole."""
+        """Handle a message; return False if its payload is truncated."""
         match message:
             case Start(job=job):
                 self.cancelled.clear()
@@ -110,7 +110,7 @@ class MessageReader:
         return True
 
     def _read_message(self) -> ToTrainer | None:
-        """Return the next message; None where the agent closed its end, be it in the middle of one."""
+        """Return the next message; None at the end of the stream, also within a message."""
         head = self._stream.read(HEAD_BYTES)
         size = int.from_bytes(head, "little")
         data = self._stream.read(size) if len(head) == HEAD_BYTES else b""
@@ -123,40 +123,35 @@ class MessageReader:
         """Wait for the answer to a step.
 
         Raises:
-            Superseded: The job is given up.
-            AgentGone: There will be none.
+            Superseded: The job was cancelled.
+            AgentGone: The agent has ended.
         """
         answer = self.answers.get()
         if answer is not None:
             return answer
         if self.cancelled.is_set():
-            raise Superseded("a newer task has come")
+            raise Superseded("a newer task has arrived")
         raise AgentGone
 
 
 @dataclass(frozen=True)
 class PipeExchange:
-    """Exchanges the steps of a split training through the agent's pipes.
-
-    Attributes:
-        reader: Of what comes from the agent.
-        out: The pipe to it.
-    """
+    """Exchanges the steps of a split training through the agent's pipes."""
 
     reader: MessageReader
     out: BinaryIO
 
     @property
     def carried(self) -> tuple[int, int] | None:
-        """Bytes of frames that the job's steps took so far, up and down."""
+        """Bytes of the frames of the job's steps so far, up and down."""
         return self.reader.carried
 
     def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:
-        """Return the server's payload for a step's.
+        """Send the payload of a step and return the server's answer.
 
         Raises:
-            Superseded: The job is given up.
-            AgentGone: The step cannot be exchanged any more.
+            Superseded: The job was cancelled.
+            AgentGone: The agent has ended.
         """
         message = Step(step, sum(part.nbytes for part in parts))
         try:
@@ -170,13 +165,13 @@ class PipeExchange:
 
 
 def main() -> None:
-    """Serve jobs until the agent is gone."""
+    """Perform jobs until the agent ends."""
     parser = argparse.ArgumentParser(prog="device_agent.trainer.main", description=__doc__)
-    parser.add_argument("--lock", type=Path, help="whose lock it was born with; tells people which device's it is")
+    parser.add_argument("--lock", type=Path, help="the inherited lock file; identifies the device in process lists")
     parser.add_argument("--memory-mb", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--light", action="store_true", help="evaluate by ONNX Runtime alone, and never load torch")
+    parser.add_argument("--light", action="store_true", help="only evaluate with ONNX Runtime; never load torch")
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--cpus", type=int, nargs="*", default=[])
     parser.add_argument("--log-level", default="warning")
@@ -189,10 +184,10 @@ def main() -> None:
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):
-        with suppress(OSError):  # a user who has many wide ones already gets no more
+        with suppress(OSError):  # the user's limit of pipe memory may be reached
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    os.dup2(2, 1)  # library output must not mix with the answers
     limit = options.memory_mb << 20 or memory.default_limit()
     memory.limit_data(limit)
     memory.prefer_oom_kill()
@@ -201,15 +196,15 @@ def main() -> None:
     if options.light:
         serve_evaluations(reader, out, options.threads)
     else:
-        serve(reader, out, options.threads, (options.device, limit))
+        serve(reader, out, options.threads, options.device, limit)
 
 
 def _limit_cpu_use(nice: int, cpus: Sequence[int]) -> None:
-    """Leave the processor to others, as this process and its threads to come are told; before torch counts CPUs.
+    """Set nice value and CPU affinity of this process; call it before torch counts CPUs.
 
     Args:
-        nice: Value, where this process has a lower one.
-        cpus: Numbers of those to run on; empty for all.
+        nice: Minimum nice value.
+        cpus: CPU numbers to run on; empty for all.
     """
     try:
         if nice > os.getpriority(os.PRIO_PROCESS, 0):
@@ -217,28 +212,27 @@ def _limit_cpu_use(nice: int, cpus: Sequence[int]) -> None:
         if cpus:
             os.sched_setaffinity(0, cpus)
     except OSError as error:
-        logger.warning("nice %d, CPUs %s: the system refuses: %s; training goes on", nice, cpus, error.strerror)
+        logger.warning("nice %d, CPUs %s not set: %s; training continues", nice, cpus, error.strerror)
 
 
-def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str, int] = ("cpu", 0)) -> None:
-    """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way.
+def serve(reader: MessageReader, out: BinaryIO, threads: int, device: str = "cpu", limit: int = 0) -> None:
+    """Perform jobs in order. Torch is imported here, while the first task's parameters are still being downloaded.
 
     Args:
-        reader: Brings jobs and answers.
-        out: The pipe to the agent.
-        threads: Torch's, 0 for as many as are fastest.
-        device: What to compute with, and how much memory there is to take: as `choose_device`.
+        threads: Threads of torch; 0 to choose the fastest number by timing.
+        device: Torch device, or `auto`.
+        limit: Memory limit in bytes; 0 for none.
     """
     malloc.enable_huge_pages()
     with loading():
-        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415 - heavy, and not always needed
+        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415 - imports torch
         from shared.tensors.placement import is_broken, share_memory  # noqa: PLC0415
 
-        workspace = _prepare_workspace(threads, *device)
+        workspace = _prepare_workspace(threads, device, limit)
     exchange = PipeExchange(reader, out)
 
     def do(job: Job, meter: ProcessMeter) -> None:
-        share_memory(workspace().device, device[1], memory.resident_bytes())
+        share_memory(workspace().device, limit, memory.resident_bytes())
         training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set)
         frees = training.algorithm.resources.frees_memory
         malloc.tune(*(malloc.LARGE_BYTES, malloc.RETAINED_BYTES) if frees else malloc.STEPS)
@@ -248,11 +242,10 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str,
 
 
 def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> None:
-    """Do jobs in order that ONNX Runtime evaluates; any other fails, as does every one where it is not installed.
+    """Perform jobs that only evaluate, with ONNX Runtime; others fail.
 
     Args:
-        out: The pipe to the agent.
-        threads: ONNX Runtime's, 0 for one.
+        threads: Threads of ONNX Runtime; 0 for one.
     """
 
     def do(job: Job, meter: ProcessMeter) -> None:
@@ -269,16 +262,16 @@ def _do_jobs(
     do: Callable[[Job, ProcessMeter], None],
     is_broken: Callable[[BaseException], bool],
 ) -> None:
-    """Do jobs until the agent is gone, or an error has left the process of no more use."""
-    from device_agent.exchange import outbox  # noqa: PLC0415 - nothing heavy before it is known to be needed
+    """Perform jobs until the agent ends, or an error has made this process unusable."""
+    from device_agent.exchange import outbox  # noqa: PLC0415 - heavy
     from device_agent.measurement.board import Meters  # noqa: PLC0415
 
     meters, broken = Meters(), False
     logger.debug("phase idle")
     while not broken and (job := reader.jobs.get()) is not None:  # else the agent starts another process
         answer: FromTrainer = Done()
-        phase = "training" if job.task.train else "evaluating", job.task.run, job.task.round
-        logger.debug("phase %s run=%s round=%d", *phase)
+        phase = "training" if job.task.train else "evaluating"
+        logger.debug("phase %s run=%s round=%d", phase, job.task.run, job.task.round)
         try:
             do(job, meters.meter_for(job.measuring, job.cost.idle_w))
             logger.debug("phase committing")
@@ -291,16 +284,16 @@ def _do_jobs(
             answer, broken = Failed(_describe_failure(error, job)), is_broken(error)
             logger.debug("phase failed")
         except AgentGone:
-            return  # in the middle of a split session; whoever comes after it begins the task anew
+            return  # in a split session; the next agent repeats the task
         try:
             out.write(frame(answer))
         except BrokenPipeError:
-            return  # the agent is gone; what was finished is in its outbox
+            return  # the agent has ended; the update is in its outbox
         logger.debug("phase idle")
 
 
 def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Workspace]:
-    """Have torch ready; return what gives the workspace, or raises ConfigError for every task that asks for it."""
+    """Configure torch; return a function that returns the workspace or raises ConfigError for an unusable device."""
     import torch  # noqa: PLC0415
 
     from device_agent.trainer.threads import Threads  # noqa: PLC0415
@@ -316,9 +309,9 @@ def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Wo
 
 
 def _describe_failure(error: Exception, job: Job) -> str:
-    """Return what the server is told of an error, and log it; where in the code a disk was full helps nobody.
+    """Log an error and describe it for the server, without traceback for expected errors.
 
-    It asks no more for what an operator must edit, but a file that is away may come back.
+    The server does not retry after a ConfigError; missing examples are a TaskFailed, since the folder may come back.
     """
     logger.warning("job failed: %s", error, exc_info=not isinstance(error, FieldFleetError | OSError))
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):

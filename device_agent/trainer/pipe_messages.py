@@ -1,6 +1,6 @@
-"""Define the messages of agent and trainer on two pipes: u32 length, MessagePack, and raw bytes behind some of them.
+"""Messages between agent and trainer: u32 length, MessagePack, raw payload.
 
-The bytes of a split session's payloads are not in the messages, so that they are copied no more than a pipe must.
+The payloads of a split session follow their messages as raw bytes, to avoid copies.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Child -> agent: exchange this step's payload, `size` bytes that come right behind this."""
+    """Child -> agent: exchange this step's payload, the next `size` bytes."""
 
     step: int
     size: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Child -> agent: the job could not be done; nothing was written."""
+    """Child -> agent: the job failed; nothing was written."""
 
     cause: str
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: give up the job you have."""
+    """Agent -> child: cancel the current job."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: what answers the step, `size` bytes right behind this; and what frames took so far."""
+    """Agent -> child: the answer to a step, the next `size` bytes; `carried` is the frame bytes so far, up and down."""
 
     step: int
     size: int
@@ -44,14 +44,14 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: the step, and so many in all, went on without it."""
+    """Agent -> child: `steps` steps, from the current one, were completed without this device."""
 
     steps: int
     carried: tuple[int, int]
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: do this job."""
+    """Agent -> child: perform this job."""
 
     job: Job
 
@@ -61,6 +61,6 @@ FromTrainer: TypeAlias = Step | Done | Failed
 
 
 def frame(message: ToTrainer | FromTrainer) -> bytes:
-    """Return a message as it goes through the pipe: u32 length, MessagePack."""
+    """Encode a message for the pipe."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(4, "little") + data

@@ -1,8 +1,8 @@
-"""Supervise the trainer, a child process that does one job at a time, and exchange messages with it through pipes.
+"""Supervise the trainer child process and exchange messages with it.
 
-Started for the first task, kept warm between rounds, ended after an idle time. Its death is reported with its cause,
-and the next job starts another. It outlives a killed agent for the task it is doing: the lock says so, and its update
-lies in the outbox.
+The child starts for the first task, stays warm between rounds, and is ended when idle. If it dies, the cause is
+reported and the next job starts another. It outlives a killed agent until its task is done: the lock shows this, and
+its update is in the outbox.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""Of the trainer's environment, where nobody set them: threads of GNU's and Intel's OpenMP that wait for others sleep
-and leave the processor to whoever works. They are read when torch is loaded."""
+"""Default environment of the trainer: waiting threads of GNU's and Intel's OpenMP sleep instead of spinning. It is read
+when torch is loaded."""
 NO_TORCH = (
     "ConfigError: this board has no torch, or its trainer.trains is false: it only evaluates, in plans with "
     'evaluation.runtime = "onnx"'
@@ -52,13 +52,13 @@ NO_TORCH = (
 
 
 class Conversation:
-    """The agent's side of one job: messages, and the payloads of a split training between.
+    """The agent's side of one job: messages, and the payloads of split steps.
 
     Args:
-        exchange: How steps reach the server; None where the job has none.
+        exchange: Exchanges split steps with the server; None for other jobs.
 
     Attributes:
-        error: Why the job was given up, if the exchange of its steps was the reason.
+        error: The failed exchange that cancelled the job, if any.
     """
 
     def __init__(self, process: Process, exchange: Exchange | None) -> None:
@@ -74,14 +74,14 @@ class Conversation:
         self._in.write(frame(message))
 
     def give_up(self) -> None:
-        """Have the child give the job up; `run` still returns its last word on it."""
+        """Cancel the job in the child; `run` still returns its final message."""
         self._cancelled = True
         self.send(Cancel())
         if self._exchanging:
             self._exchanging.cancel()
 
     async def run(self) -> Done | Failed | None:
-        """Exchange the child's steps until it says how its job ended; None where it died first."""
+        """Exchange the child's steps until its final message; None if it died first."""
         try:
             while isinstance(message := await self._receive(), Step):
                 data = await self._out.readexactly(message.size)
@@ -97,9 +97,9 @@ class Conversation:
         return message
 
     async def _exchange_step(self, step: int, data: bytes) -> None:
-        """Have a step exchanged, unless the job is given up or the child dies meanwhile."""
+        """Exchange a step with the server, unless the job is cancelled or the child dies meanwhile."""
         if self._exchange is None:
-            self.error = TaskFailed("its training takes steps with the server, which the task says nothing of")
+            self.error = TaskFailed("the training exchanges steps with the server, but the task has no split session")
             self.give_up()
             return
         exchanging = self._exchanging = asyncio.ensure_future(self._exchange(step, [memoryview(data)]))
@@ -108,7 +108,7 @@ class Conversation:
             await asyncio.wait({exchanging, dying}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             dying.cancel()
-            exchanging.cancel()  # of a step whose child is dead nobody wants the answer
+            exchanging.cancel()  # the answer is useless if the child is dead
             await asyncio.wait({exchanging})
         if exchanging.cancelled():
             return
@@ -130,17 +130,17 @@ class TrainerProcess:
     """Runs jobs in a child process that stays warm between them.
 
     Attributes:
-        lock: File that a living trainer holds locked; it inherits the lock, since an agent may die right after it.
+        lock: File that a living trainer holds locked; inherited at start, since the agent may die at any time.
         idle_s: Seconds without a job after which the child is ended.
-        memory_mb: Its memory limit in MiB, 0 for none.
-        threads: Its torch threads, 0 for as many as are fastest.
-        log_level: What it says on the agent's standard error.
-        models: Builders of the user's own that it may import.
-        device: What it computes with: `auto`, `cpu` or `cuda`.
-        trains: Whether it is given jobs that need torch.
-        nice: Its nice value, where the agent has a lower one.
-        cpus: Numbers of the CPUs that it may run on; empty for all.
-        python: Its interpreter; empty for the one that `device-agent setup` brought PyTorch for, or the agent's own.
+        memory_mb: Memory limit in MiB; 0 for none.
+        threads: Threads of torch; 0 to choose the fastest number by timing.
+        log_level: Level of the child's log on the agent's standard error.
+        models: Custom model builders that the child may import.
+        device: Torch device: `auto`, `cpu` or `cuda`.
+        trains: False to refuse jobs that need torch.
+        nice: Minimum nice value of the child.
+        cpus: CPU numbers that the child may run on; empty for all.
+        python: Interpreter; empty for that of `device-agent setup`, else the agent's.
     """
 
     lock: Path
@@ -161,17 +161,17 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int:
-        """The child's; 0 while there is none."""
+        """Process id of the child; 0 without one."""
         return self._process.pid if self._process and self._process.returncode is None else 0
 
     async def ready(self, task: Task | None = None, /) -> None:
-        """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here.
+        """Wait for a trainer that an earlier agent left behind, start a child if needed, and restart the idle timer.
 
-        A task of which ONNX Runtime evaluates a graph is done by the process that is there, or else by one that never
-        loads torch, which makes way for the next task that trains.
+        A task that only needs ONNX Runtime is done by the current child, or else by a light one without torch, which
+        is replaced at the next task that trains.
 
         Raises:
-            TaskFailed: The board does not train, or its interpreter is not there.
+            TaskFailed: The board does not train, or its interpreter does not exist.
         """
         self._stop_idle_timer()
         light = task is not None and task.assignment.graph is not None
@@ -205,7 +205,7 @@ class TrainerProcess:
                 stdout=PIPE,
                 env=interpreter.environment(PASSIVE),
                 start_new_session=True,
-                pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
+                pass_fds=[lock],  # inherited, so that the lock is never free in between
             )
         finally:
             os.close(lock)
@@ -213,12 +213,12 @@ class TrainerProcess:
         log.info("%s started pid=%d", "evaluator" if light else "trainer", self._process.pid)
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
-        """Do a job in the child; a cancelled call makes the child give the job up.
+        """Perform a job in the child; cancelling this call cancels the job.
 
         Raises:
-            TaskFailed: The child says so.
-            TrainerDied: It ended first; what it committed before is in the outbox all the same.
-            SessionLost: As `exchange` says.
+            TaskFailed: The job failed.
+            TrainerDied: The child ended first; an update that it committed is in the outbox.
+            SessionLost: The split session broke.
         """
         await self.ready(job.task)
         self._stop_idle_timer()
@@ -231,7 +231,7 @@ class TrainerProcess:
             answer = await asyncio.shield(conversing)
         except asyncio.CancelledError:
             conversation.give_up()
-            await asyncio.wait({conversing})  # until then the child uses the job's files, and its pipe is not free
+            await asyncio.wait({conversing})  # the child still uses the job's files and the pipe
             raise
         finally:
             self._start_idle_timer()
@@ -243,7 +243,7 @@ class TrainerProcess:
             raise TaskFailed(answer.cause)
 
     async def _last_message(self, process: Process, conversation: Conversation) -> Done | Failed | TrainerDied:
-        """Return the child's last word on its job; that it died is one too."""
+        """Return the child's final message, or its cause of death."""
         return await conversation.run() or TrainerDied(await self._describe_exit(process))
 
     async def _describe_exit(self, process: Process) -> str:
@@ -254,10 +254,10 @@ class TrainerProcess:
             return "the trainer was killed (signal 9): out of memory, or by hand"
         if code < 0:
             return f"the trainer died of signal {-code} ({signal.Signals(-code).name})"
-        return f"the trainer ended with exit code {code}; its last words are in this agent's log"
+        return f"the trainer ended with exit code {code}; see its last messages in this agent's log"
 
     async def close(self) -> None:
-        """End the child now, if there is one."""
+        """End the child, if there is one, and wait for it."""
         self._end_process()
         await asyncio.gather(*self._ending)
 
@@ -267,7 +267,7 @@ class TrainerProcess:
             self._idle = None
 
     def _start_idle_timer(self) -> None:
-        """Begin to count idle seconds."""
+        """Start the timer that ends an idle child."""
 
         def end() -> None:
             log.info("trainer idle for %.0f s, ending it", self.idle_s)
@@ -278,18 +278,18 @@ class TrainerProcess:
             self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
 
     def _end_process(self) -> None:
-        """Part with the child at once, so that no job is given to it any more; its end takes its time."""
+        """Detach the child, so that it gets no more jobs, and end it in the background."""
         self._stop_idle_timer()
         process, self._process = self._process, None
         if process and process.returncode is None:
-            process.terminate()  # at once, whatever becomes of the task
+            process.terminate()  # even during a task
             ending = asyncio.ensure_future(wait_or_kill(process))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
 
 def _acquire(path: Path) -> int | None:
-    """Return a descriptor that holds the lock, as long as a process has it open; None while another one does."""
+    """Lock a file; return its descriptor, or None if another process holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""A split training in bytes: what goes up at every step, what comes down, and what it came to at the end."""
+"""Device half of a split training, with encoded payloads instead of tensors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from shared.tensors.tree import Tree
 
 
 class SplitTraining:
-    """A split training in bytes: the open step's payload goes up, the server's answer comes down.
+    """Split training driven in bytes: the payload of the current step goes up, the server's answer comes down.
 
-    Every step draws from torch's own generator as its own seed says, whatever other trainings do in between.
+    Every step seeds torch's generator, so that interleaved trainings do not affect each other.
 
     Args:
-        session: The algorithm's device half, not begun yet.
-        task: Its seed, device and codec count.
-        spent: Is told when computing rests.
-        device: Where the session computes; what travels is on the CPU.
+        session: The algorithm's device half, not started.
+        usage: Cost of the task, from which exchange time is excluded.
+        device: Computing device; payloads are on the CPU.
 
     Attributes:
-        step: The open one, from 1.
-        up: Its payload in parts, views of tensors that are used again once the answer is there; None when the training
-            has ended.
-        outcome: What the training gave, when it has ended.
-        missed: Steps that went on without this device.
-        carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
+        step: The current step, from 1.
+        up: Its payload in parts, views of tensors that `advance` overwrites; None after the last step.
+        outcome: Result of the training, after the last step.
+        missed: Steps completed without this device.
+        carried: Frame bytes of the steps, up and down, set by the driver; None if not counted.
     """
 
     def __init__(self, session: Session, task: Task, usage: BlockCost, device: torch.device = CPU) -> None:
@@ -49,16 +47,16 @@ class SplitTraining:
         self._compute(None)
 
     def time_exchange(self) -> AbstractContextManager[None]:
-        """Count what passes in a block as exchange, not as computing."""
+        """Count the time in a block as exchange instead of computing."""
         return self._usage.measure_exchange()
 
     def advance(self, answer: memoryview | Missed) -> None:
-        """Take the server's answer to the open step, and compute the next one's payload.
+        """Process the server's answer to the current step, and compute the payload of the next.
 
         Raises:
             WireError: The answer cannot be decoded.
         """
-        self.up = None  # views of what the session computes with
+        self.up = None  # its views become invalid
         if isinstance(answer, Missed):
             self.missed += min(answer.steps, self._task.assignment.steps + 1 - self.step)
             self.step += answer.steps
@@ -76,5 +74,5 @@ class SplitTraining:
             self.outcome = end.value
 
     def close(self) -> None:
-        """End a training that is given up."""
+        """Close a cancelled training."""
         self._session.close()

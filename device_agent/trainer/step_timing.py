@@ -1,7 +1,7 @@
-"""Time training steps: what one local iteration costs this device, before and without a training.
+"""Measure the cost of a local training step on this device.
 
-The figures are those of P2 in HCEF (mu_n, alpha_n) and of pruned personalization (C_k, f_k). What the steps learn is
-thrown away.
+The figures are those of P2 in HCEF (mu_n, alpha_n) and of pruned personalization (C_k, f_k). The trained parameters are
+discarded.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from shared.errors import TaskFailed
 from shared.protocol.measurements import StepCost
 
 WARM_STEPS = 1
-"""Steps that are not counted: the first one allocates, and chooses how to convolve."""
+"""Warm-up steps: the first step allocates memory and chooses convolution algorithms."""
 
 TRIES, ENOUGH, MAX_STEPS = 4, 0.8, 100_000
-"""A block of steps is timed again, longer, until it takes most of its share of the seconds asked for."""
+"""Blocks are enlarged until they take most of their share of the requested seconds."""
 BLOCKS, PAIR = 5, 2
-"""Of which the median counts: one in which the board did something else besides does not. A pair says whether blocks
-are long enough, by its shorter one: one that was held up would have all of them too short."""
+"""The median over blocks ignores disturbed ones. Block length is checked with a pair, by its shorter one: a single
+disturbed block would make all of them too short."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The first `count` batches of a training, begun anew where its examples end."""
+    """The first `count` batches of a training, repeating its examples as needed."""
 
     batches: Batches
     count: int
 
     @property
     def num_examples(self) -> int:
-        """Examples of one epoch."""
+        """Number of examples in one epoch."""
         return self.batches.num_examples
 
     @property
     def validation(self) -> Batch:
-        """Of the whole training."""
+        """Validation batch of the whole training."""
         return self.batches.validation
 
     def inputs_at(self, places: Tensor) -> Tensor:
-        """Return inputs of the whole training."""
+        """Return inputs of the whole training by index."""
         return self.batches.inputs_at(places)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -69,15 +69,16 @@ def time_steps(
     """Time real training steps for about `seconds`.
 
     Args:
-        train: Does the algorithm's local training on what it is given, from the task's parameters, and drops it.
-        seconds: How long to measure; a slow sensor of power needs a few.
-        weights: Trainable parameters of the network.
+        train: Runs the algorithm's local training on the given batches, from the task's parameters.
+        seconds: Approximate duration; a slow power sensor needs a few seconds.
+        weights: Number of trainable parameters.
+        flops: Floating-point operations of one step.
 
     Raises:
-        TaskFailed: The device has no example.
+        TaskFailed: The device has no examples.
     """
     if not batches.num_examples:
-        raise TaskFailed("nothing to measure a training step with: this device has no example of its own")
+        raise TaskFailed("cannot measure a training step: this device has no examples")
     train(Steps(batches, WARM_STEPS))
     count, blocks = 1, _time_blocks(train, batches, meter, 1, PAIR)
     for _ in range(TRIES):
@@ -104,7 +105,7 @@ def time_steps(
 
 @contextmanager
 def passing(layers: nn.Module, inputs: Tensor) -> Iterator[Callable[[], None]]:
-    """Yield a function that passes a batch forward and backward; the network and random state are restored."""
+    """Yield a function that passes a batch forward and backward; restore network and random state afterwards."""
     parameters = [leaf for leaf in layers.parameters() if leaf.requires_grad]
     buffers = [(leaf, leaf.clone()) for leaf in layers.buffers()]
 

@@ -1,7 +1,7 @@
-"""Do one task on a device: read parameters, train or take the steps of a split training, write the update.
+"""Perform a training or evaluation task: read parameters, compute, write the update.
 
-Only here a device computes. Who drives a split training owns the network: it takes each step's payload from
-`SplitTraining` and hands it the server's answer. What it gives goes into the draft.
+This is the only code with which a device trains. The driver of a split training takes each step's payload from
+`SplitTraining` and returns the server's answer.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ ALONE = "a device alone has only the part below the cut"
 
 
 class StepExchange(Protocol):
-    """A way to the server at every step of a split training, for a driver that may block."""
+    """Blocking exchange of the steps of a split training with the server."""
 
     @property
     def carried(self) -> tuple[int, int] | None:
-        """Bytes of frames that the steps took so far, up and down; None where nobody counts them."""
+        """Bytes of the steps' frames so far, up and down; None if not counted."""
 
     def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:
-        """Return the server's payload for a step's, in memory that nobody else uses."""
+        """Return the server's answer to a step's payload, in memory owned by the caller."""
 
 
 @dataclass
 class TrainingTask:
-    """A job with what it is done with; algorithm and network are built once.
+    """Job with its workspace; algorithm and network are built once.
 
     Attributes:
-        workspace: Examples and networks that outlive a task.
-        measure_block: Measures a block of computing.
-        is_superseded: Whether the job is given up.
+        workspace: Cache of examples and networks across tasks.
+        measure_block: Measures the cost of a block.
+        is_superseded: Returns True once the job is cancelled.
     """
 
     job: Job
@@ -91,17 +91,17 @@ class TrainingTask:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The method that the task names."""
+        """The task's algorithm."""
         return build(ALGORITHMS, self.job.task.algorithm, "algorithm")
 
     @cached_property
     def model(self) -> Model:
-        """The network; without storage where the training is split: only the part below the cut takes memory then."""
+        """The network; without storage if the training is split, since only the part below the cut is allocated."""
         workspace = self.workspace
         return (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
 
     def batches(self, *, epochs: int | None = None) -> TaskBatches:
-        """Return the device's mini-batches, of another number of epochs than the task's where one is given."""
+        """Return the device's mini-batches, for `epochs` epochs instead of the task's if given."""
         assignment = self.job.task.assignment
         if epochs is not None:
             hyper = msgspec.structs.replace(assignment.hyper, local_epochs=epochs)
@@ -110,19 +110,19 @@ class TrainingTask:
 
     @cached_property
     def data(self) -> Data:
-        """The device's examples, their classes numbered as the task says; without labels where the method reads none.
+        """The device's examples with the task's class numbers; without labels if the algorithm reads none.
 
         Raises:
-            ConfigError: The method trains on labels, and the device's own file says that there are none.
+            ConfigError: The algorithm needs labels, and the device's file has `labels = "none"`.
         """
         data, name = self.job.data, self.job.task.algorithm.name
         place = data.path or data.source
         if self.algorithm.reads_labels and not data.is_labelled:
-            raise ConfigError(f'{place}: labels = "none", and algorithm {name!r} trains on labels; take that out')
+            raise ConfigError(f'{place}: labels = "none", but algorithm {name!r} trains on labels; remove that key')
         if not self.algorithm.reads_labels and data.is_labelled:
             unread = (
-                f"{place}: its labels are not read, algorithm {name!r} trains without any; with "
-                'data.labels = "none" in this device\'s file it does not look for names of classes either'
+                f"{place}: the labels are not used, since algorithm {name!r} trains without them; set "
+                'data.labels = "none" in this device\'s file to skip the check of class names too'
             )
             self.workspace.warn_once(Path(self.job.state).parent, unread)
             data = data.drop_labels()
@@ -130,10 +130,10 @@ class TrainingTask:
 
     @cached_property
     def evaluation_data(self) -> Data | None:
-        """The examples of which some are held back to evaluate on, with labels; None where nothing is to be evaluated.
+        """The labelled examples of which a part is held out for evaluation; None if nothing is to be evaluated.
 
-        Of a method that trains without labels these are read for a task that evaluates alone, which is the plan's to
-        ask for; no label leaves the device.
+        With an algorithm that trains without labels, they are read only for tasks that only evaluate. No label leaves
+        the device.
         """
         job, data = self.job, self.job.data
         if not job.task.evaluate or not data.is_labelled or (job.task.train and not self.algorithm.reads_labels):
@@ -141,29 +141,29 @@ class TrainingTask:
         return with_classes(data, job.task.assignment.classes)
 
     def held_out_arrays(self, data: Data) -> HeldOut:
-        """Return the examples that the device holds back, in the memory of the workspace's."""
+        """Return the held-out examples as NumPy views of the workspace's tensors."""
         held_out = self.workspace.data(data)[1]
         return held_out.inputs.numpy(), held_out.labels.numpy()
 
     def read_state(self) -> tuple[State, Memory]:
-        """Return the algorithm's state, where the task computes, and the codec's memory; raise as `device_state`."""
+        """Return the algorithm's state, on the computing device, and the codec's memory; raises as `device_state`."""
         state, memory = device_state.read(Path(self.job.state))
         return state_to_device(state, self.workspace.device), memory
 
     @property
     def trained_on(self) -> str:
-        """What its update says of where it was computed."""
+        """Description of the computing device, for the update."""
         return describe(self.workspace.device)
 
     @contextmanager
     def measure(self) -> Iterator[BlockCost]:
-        """Measure a block, of which all is computed when it is left, not only given to a GPU."""
+        """Measure a block including its pending GPU work."""
         with self.measure_block() as usage:
             yield usage
             synchronize(self.workspace.device)
 
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
-        """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
+        """Return parameters with running statistics measured on the assigned number of batches, and that metric."""
         batches = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
         tree, count = measure_several(self.model.layers, tree, (inputs for inputs, _ in batches))
         return tree, {STATISTICS_BATCHES: float(count)}
@@ -178,30 +178,25 @@ def perform(
     exchange: StepExchange | None = None,
     trained: Result | None = None,
 ) -> None:
-    """Do a job: leave the whole update in its draft, durably, but do not commit it.
+    """Perform a job: write its update durably to the draft, without committing it.
 
     Args:
-        workspace: Examples and networks that outlive a task.
-        measure_block: Measures a block of computing.
-        is_superseded: Whether the job is given up.
-        exchange: Takes the steps of a split training to the server.
-        trained: What the training gave, where a replay has trained several devices at once.
+        workspace: Cache of examples and networks across tasks.
+        measure_block: Measures the cost of a block.
+        is_superseded: Returns True once the job is cancelled.
+        exchange: Exchanges split steps with the server; None for other jobs.
+        trained: Result of a replay that trained several devices at once; None to train here.
 
     Raises:
         Superseded: `is_superseded` became true.
-        TaskFailed: The training is split, and nothing takes its steps to the server.
-        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
+        TaskFailed: The training is split, but there is no `exchange`.
+        FieldFleetError: The task, the data or the device's state cannot be used, or the disk is full.
     """
     perform_task(TrainingTask(job, workspace, measure_block, is_superseded), exchange=exchange, trained=trained)
 
 
 def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, trained: Result | None = None) -> None:
-    """Do a task of which the method may be built already; arguments and errors as those of `perform`.
-
-    Args:
-        exchange: Carries the steps of a split session; None for any other.
-        trained: What a training came to that was done already; None to train here.
-    """
+    """Perform a task whose algorithm may be built already; see `perform`."""
     with explain_exhausted_memory(task.workspace.device, task.workspace.release), _explain_single_example():
         if task.workspace.threads and (task.job.task.train or task.job.task.measure_s):
             _choose_threads(task, task.workspace.threads)
@@ -211,7 +206,7 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
 
 
 def _choose_threads(task: TrainingTask, threads: Threads) -> None:
-    """Choose the number of threads for the task's network; a network that refuses its examples changes nothing."""
+    """Choose the number of torch threads by timing steps; errors of the network are ignored here."""
     request = task.job.task
     if task.workspace.device.type != "cpu":
         return
@@ -227,7 +222,7 @@ def _choose_threads(task: TrainingTask, threads: Threads) -> None:
 
 
 def _build_bottom(job: Job, model: Model) -> nn.Module:
-    """Return the layers of which parameters came, with storage."""
+    """Allocate the layers whose parameters were received."""
     names = payloads.unpack(to_file.view(Path(job.params))).blobs.keys()
     layers = [layer for layer, _ in model.layers.named_children()]
     last = max((layers.index(place) for place in {name.partition(".")[0] for name in names} & {*layers}), default=0)
@@ -239,7 +234,7 @@ def _build_bottom(job: Job, model: Model) -> nn.Module:
 
 @contextmanager
 def _explain_single_example() -> Iterator[None]:
-    """Turn the error of BatchNorm about a batch of one example into a ConfigError with the remedy."""
+    """Convert BatchNorm's error about a batch of one example into a ConfigError with the remedy."""
     try:
         yield
     except ValueError as error:
@@ -276,12 +271,12 @@ def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result 
 
 
 def _only_evaluates(task: Task) -> bool:
-    """Tell whether a task is to evaluate what came, be it of a split network: then all of that has come."""
+    """Check for a task that only evaluates; it has received all parameters, even of a split network."""
     return task.evaluate and not task.train and not task.assignment.is_split
 
 
 def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
-    """Evaluate, train and time steps, as far as the task says so."""
+    """Evaluate, train and time steps as the task requests."""
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
     with task.measure() as usage, seed_torch(job.task.assignment.seed):
@@ -301,23 +296,21 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
 
 
 def _use_personal_model(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> dict[str, float]:
-    """Evaluate the model of the device's own, and keep it where the board serves it.
+    """Evaluate the device's personal model, and write it to the draft if the board serves it.
 
     Args:
-        task: It is used in.
-        personal: How its method makes it.
-        state: The device's after training; None where it did not train.
+        state: The device's state after training; None without training.
     """
     job = task.job
     current = task.read_state()[0] if state is None else state
     used, _ = task.measure_statistics(personal.parameters(task.model, current, start, job.task.assignment))
-    if job.keeps_own and (job.task.train or current.tree):  # before its first training it has none
+    if job.keeps_own and (job.task.train or current.tree):  # there is none before the first training
         write_personal_model(job, used)
     return _evaluate(task, used)
 
 
 def _perform_measurement(task: TrainingTask) -> None:
-    """Measure running statistics of the parameters that came, and send them alone."""
+    """Measure running statistics of the received parameters, and send only those."""
     job = task.job
     with task.measure() as usage, seed_torch(job.task.assignment.seed):
         tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
@@ -329,14 +322,10 @@ def _perform_measurement(task: TrainingTask) -> None:
 
 
 def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tree:
-    """Return the parameters that came with a task; on the CPU views of their file. For wrong ones no network is built.
-
-    Args:
-        workspace: Knows the shapes of its network.
-        algorithm: Its method, which may choose the leaves that travel.
+    """Return a task's parameters, on the CPU as views of their file; they are validated before a network is built.
 
     Raises:
-        FieldFleetError: They cannot be used.
+        FieldFleetError: The parameters cannot be used.
     """
     received = payloads.unpack(to_file.view(Path(job.params)))
     codec = build(CODECS, Spec(name=received.codec), "codec")
@@ -354,7 +343,7 @@ def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tre
 
 
 def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[State, Result, Transfer]:
-    """Run the algorithm's device half, if it was not run before, and encode what it gives."""
+    """Run the algorithm's local training, unless its result is given, and encode the result."""
     job = task.job
     state, memory = task.read_state()
     if result is None:
@@ -366,10 +355,10 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
 
 
 def _time_steps(task: TrainingTask, start: Tree) -> StepCost:
-    """Time training steps; nothing of what they train is kept."""
+    """Measure the cost of a training step; the trained parameters are discarded."""
     algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
     state, _ = task.read_state()
-    batches = task.batches(epochs=1)  # begun anew as often as it takes
+    batches = task.batches(epochs=1)  # repeated as often as needed
     batch_size = min(assignment.hyper.batch_size, len(batches.examples))
     local = algorithm.resources.timed_step or algorithm.local
     return time_steps(
@@ -383,14 +372,14 @@ def _time_steps(task: TrainingTask, start: Tree) -> StepCost:
 
 
 def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
-    """Refuse a device half that needs the server at every step."""
+    """Refuse a split session, which needs the server at every step."""
     if not isinstance(outcome, tuple):
         raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")
     return outcome
 
 
 def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
-    """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
+    """Evaluate parameters on the device's held-out examples; empty if there are none."""
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return {}
@@ -402,16 +391,9 @@ def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
 def begin_split_training(
     job: Job, workspace: Workspace, measure_block: MeasureBlock, is_superseded: Callable[[], bool]
 ) -> Iterator[SplitTraining]:
-    """Begin a split job, for a driver that advances it until its `up` is None; then write the update into its draft.
+    """Start a split job for a driver that advances it until `up` is None; then write the update to its draft.
 
-    Args:
-        workspace: Examples and networks that outlive a task.
-        measure_block: Measures a block of computing.
-        is_superseded: Whether the job is given up.
-
-    Raises:
-        Superseded: `is_superseded` became true.
-        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
+    Arguments and errors are those of `perform`.
     """
     task = TrainingTask(job, workspace, measure_block, is_superseded)
     with _explain_single_example(), _split_training(task) as training:
@@ -427,13 +409,15 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
         state, memory = work.read_state()
         start = read_parameters(job, work.workspace, work.algorithm)
         session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
-        del start  # the session's own
+        del start  # owned by the session now
         if isinstance(session, tuple):
-            raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
+            raise TaskFailed(
+                f"algorithm {task.algorithm.name!r} is split, but its device half is not a session: fix the algorithm"
+            )
         try:
             begun = SplitTraining(session, task, usage, work.workspace.device)
         except RuntimeError:
-            work.workspace.require_fit(task.model, work.data, split=True)  # says so where the examples are the cause
+            work.workspace.require_fit(task.model, work.data, split=True)  # names the examples if they are the cause
             raise
         with closing(begun) as training:
             yield training

@@ -90,12 +90,12 @@ class Threads:
     _drifts: dict[str, int] = field(default_factory=dict)
 
     def use(self, states: Path, key: Sequence[object], step: Callable[[], None]) -> None:
-        """Set the number for the steps of a task.
+        """Set the number of threads for a task, measuring it if needed.
 
         Args:
             states: Folder of the device's states.
-            key: What a step's time depends on: the network, the shape of a batch, the method.
-            step: Takes one step that changes nothing.
+            key: Everything that a step's time depends on: network, batch shape, algorithm.
+            step: Performs one step without side effects.
         """
         if self.cpus == 1:
             self.apply(1)
@@ -105,7 +105,7 @@ class Threads:
         self._key, self._steps = hashlib.blake2b(key_bytes, digest_size=8).hexdigest(), []
         choice = self._choices.get(self._key)
         if choice is None or not 1 <= choice.threads <= self.cpus or self._drifts.get(self._key, 0) >= TASKS:
-            step()  # once untimed: the first step of all loads code
+            step()  # warm-up: the first step loads code
             count, seconds = find_fastest(list_candidates(self.cpus), lambda threads: self._time(threads, step))
             timings = ", ".join(f"{1e3 * step_s:.3g} ms with {threads}" for threads, step_s in seconds.items())
             log.info("%d of %d threads: a step takes %s", count, self.cpus, timings)
@@ -119,7 +119,7 @@ class Threads:
 
     def end_task(self) -> None:
         """Compare the steps of the task with the stored seconds, and count the tasks that differ."""
-        steps, self._steps, choice = self._steps[1:], [], self._choices.get(self._key)  # the first one allocates
+        steps, self._steps, choice = self._steps[1:], [], self._choices.get(self._key)  # the first step allocates
         if choice is None or len(steps) < LEAST_STEPS:
             return
         now = median(steps)
@@ -158,7 +158,7 @@ class Threads:
                 log.warning("%s cannot be written (%s): threads are timed again by the next trainer", self._path, error)
 
     def _read(self, path: Path) -> None:
-        """Read what an earlier trainer found; a file that is damaged is written anew."""
+        """Read the choices of an earlier trainer; a damaged file is ignored and later overwritten."""
         if path == self._path:
             return
         self._path, self._choices = path, {}

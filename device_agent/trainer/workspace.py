@@ -1,4 +1,4 @@
-"""Keep examples and networks between tasks, and make the mini-batches of a task."""
+"""Cache of examples and networks across tasks, and mini-batches of a task."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from shared.tensors.placement import CPU
 log = logging.getLogger("trainer")
 
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
-"""For training, for evaluation, for validation."""
+"""Examples for training, evaluation and validation."""
 
 
 @dataclass
 class Workspace:
-    """What a trainer keeps between tasks: the device's examples and the network it built last.
+    """Cache across tasks: the device's examples and the last network.
 
     Attributes:
-        read: Reads a device's examples.
-        noted: Warnings that were given; in a replay, of all of its devices.
-        device: Where networks, states and batches are while a task computes; files and examples stay on the CPU.
-        threads: Finds how many threads are fastest; None where their number is given.
+        read: Loads a device's examples.
+        noted: Warnings already given; in a replay, of all its devices.
+        device: Device of networks, states and batches during a task; files and examples stay on the CPU.
+        threads: Chooses the number of torch threads; None if it is configured.
     """
 
     read: Callable[[Data], Examples] = load
@@ -58,15 +58,15 @@ class Workspace:
     noted: set[str] = field(default_factory=set)
 
     def data(self, spec: Data) -> Parts:
-        """Return the device's examples for training, for evaluation and for validation, read once.
+        """Return the device's examples for training, evaluation and validation, cached.
 
         Raises:
-            ConfigError: They cannot be used, or what they were read from is gone.
+            ConfigError: The examples cannot be used, or their path no longer exists.
         """
         key = msgspec.msgpack.encode(spec)
         if spec.path and not Path(spec.path).exists():
             self.examples.clear()
-            raise ConfigError(f"{spec.path}: is not there; put the examples back, or correct data.path")
+            raise ConfigError(f"{spec.path} does not exist; restore the examples or correct data.path")
         if key not in self.examples:
             remaining, evaluation = split_holdout(self.read(spec), spec.holdout, seed=0)
             train, validation = split_holdout(remaining, spec.validation, seed=1)
@@ -74,11 +74,11 @@ class Workspace:
         return self.examples[key]
 
     def warn_once(self, states: Path, what: str) -> None:
-        """Warn of something once a device, however often its trainer is started anew.
+        """Log a warning once per device, even across restarts of its trainer.
 
         Args:
-            states: Where the device keeps its states.
-            what: A line.
+            states: Folder of the device's states, where warnings are remembered.
+            what: Text of the warning, one line.
         """
         if what not in self.noted and remember_notice(states, what):
             log.warning("%s", what)
@@ -88,54 +88,54 @@ class Workspace:
         """Return the device's mini-batches of a task.
 
         Args:
-            assignment: The task's: seed, batch size and epochs.
-            is_superseded: Whether the task is given up; asked at every batch.
+            assignment: Seed, batch size and epochs of the task.
+            is_superseded: Called at every batch; True cancels the task.
         """
         train, _, validation = self.data(spec)
         validation_batch = validation.inputs.to(self.device), validation.labels.to(self.device)
         return TaskBatches(train, assignment, is_superseded, validation_batch, self.device, self.threads)
 
     def model(self, spec: Spec) -> Model:
-        """Return the network, built once; its parameters are whatever the last task left.
+        """Return the cached network, with arbitrary parameters.
 
-        A pixel's channels lie side by side in memory, as convolutions read them: a step of `cnn` takes 0.8 of the
-        time on an AMD EPYC.
+        The memory format is channels-last, as convolutions read it: a step of `cnn` takes 0.8 of the time on an AMD
+        EPYC.
         """
         key = msgspec.msgpack.encode(spec)
         if key not in self.models:
             self.models.clear()
             self._require_room(spec)
             model = build_zeroed(spec)
-            if not is_custom(spec.name):  # which may take a `view` that needs the usual order
+            if not is_custom(spec.name):  # a custom network may call `view`, which needs the default format
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             model.layers.to(self.device)
             self.models = {key: model}
         return self.models[key]
 
     def release(self) -> None:
-        """Give up the network that was built last, with what a training cut short has left in it."""
+        """Drop the cached network, for example after an interrupted training."""
         self.models.clear()
 
     def skeleton(self, spec: Spec) -> Model:
-        """Return the network without storage, made once: a split device half has parameters of its own."""
+        """Return the cached network without storage, for shapes, and for split training, which allocates its own."""
         key = msgspec.msgpack.encode(spec)
         if key not in self.skeletons:
             self.skeletons = {key: build_blank(spec)}
         return self.skeletons[key]
 
     def _require_room(self, spec: Spec) -> None:
-        """Refuse a network that does not fit in memory with its gradients, before it is built."""
+        """Refuse a network that, with its gradients, does not fit in memory."""
         leaves = self.skeleton(spec).layers.state_dict().values()
         require_room(2 * sum(leaf.numel() * leaf.element_size() for leaf in leaves), Path(f"model {spec.name}"))
 
     def require_fit(self, spec: Spec, data: Data, *, split: bool = False) -> None:
-        """Refuse examples that a network cannot take, or that have more classes than it has outputs; looks once.
+        """Refuse examples that the network cannot process, or with more classes than outputs; the check is cached.
 
         Args:
-            split: Whether the device never builds all of it.
+            split: True if the device never allocates the whole network.
 
         Raises:
-            ConfigError: They do not fit; the message says why, and what to change.
+            ConfigError: The examples do not fit; the message names the remedy.
         """
         key = msgspec.msgpack.encode((spec, data))
         if key in self.fitting:
@@ -148,7 +148,7 @@ class Workspace:
         self.fitting = {key}
 
     def _count_outputs(self, spec: Spec, inputs: Tensor, *, split: bool) -> int:
-        """Return how many outputs a network has for inputs such as these, counted once; for all devices of a replay."""
+        """Count a network's outputs for inputs of this shape, cached (in a replay for all devices)."""
         key = (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype)
         if key not in self.outputs:
             model = self.skeleton(spec) if split else self.model(spec)
@@ -156,12 +156,7 @@ class Workspace:
         return self.outputs[key]
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
-        """Return the floating-point operations of one training step, counted once.
-
-        Args:
-            example: Shape of one input.
-            batch_size: Examples of a step.
-        """
+        """Return the floating-point operations of one training step, cached; `example` is the shape of one input."""
         key = (msgspec.msgpack.encode(spec), example, batch_size)
         if key not in self.counted:
             self.counted = {key: step_flops(spec, example, batch_size)}
@@ -170,9 +165,9 @@ class Workspace:
 
 @dataclass(frozen=True)
 class TaskBatches:
-    """Mini-batches of one task, on its device; stops when the task is superseded.
+    """Mini-batches of one task on its device; iteration stops when the task is superseded.
 
-    They are put together on the CPU, one at a time: the memory of a Jetson is its GPU's as well.
+    Batches are assembled on the CPU, one at a time, since a Jetson's CPU and GPU share their memory.
     """
 
     examples: Examples
@@ -184,14 +179,14 @@ class TaskBatches:
 
     @property
     def num_examples(self) -> int:
-        """Examples of one epoch."""
+        """Number of examples in one epoch."""
         return len(self.examples)
 
     def inputs_at(self, places: Tensor) -> Tensor:
-        """Return inputs by place, not augmented.
+        """Return inputs by index, without augmentation.
 
         Raises:
-            Superseded: A newer task has come.
+            Superseded: A newer task has arrived.
         """
         self._require_current()
         return self.examples.inputs.index_select(0, places.cpu()).to(self.device)
@@ -208,9 +203,9 @@ class TaskBatches:
             self._require_current()
             start = perf_counter()
             yield inputs.to(self.device), labels.to(self.device)
-            if self.threads and not assignment.is_split:  # whose steps wait for the server
+            if self.threads and not assignment.is_split:  # split steps wait for the server
                 self.threads.note(perf_counter() - start)
 
     def _require_current(self) -> None:
         if self.is_superseded():
-            raise Superseded("a newer task has come")
+            raise Superseded("a newer task has arrived")

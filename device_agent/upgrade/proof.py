@@ -1,4 +1,4 @@
-"""Health signals of the agent for the updater: task lock and proof of a trial.
+"""Health signals for the updater: task lock and proof of a trial.
 
 The updater waits for the end of a task before it stops the agent, and for the proof before it commits a new version.
 State files keep the old format until the trial is over.

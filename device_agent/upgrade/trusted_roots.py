@@ -17,7 +17,7 @@ def find_root(certificates: bytes, pin: str) -> bytes:
     """Find the certificate with a fingerprint; return it as PEM.
 
     Args:
-        certificates: Concatenated PEM certificates.
+        certificates: One or more certificates in PEM.
         pin: Hexadecimal SHA-256 of the DER encoding.
 
     Raises:

@@ -75,11 +75,7 @@ def find_goal(record: UpgradeRecord) -> str:
 
 
 def is_handled(record: UpgradeRecord, target: UpgradeTarget, current: str) -> bool:
-    """Check that a request was completed, refused or passed over before, or is in progress.
-
-    Args:
-        current: The running version.
-    """
+    """Check that a request was completed, refused or passed over before, or is in progress."""
     if target == record.passed_over:
         return True
     wish = target.deployment, target.attempt
@@ -93,7 +89,6 @@ def begin_upgrade(record: UpgradeRecord, target: UpgradeTarget, current: str) ->
 
     Args:
         record: Earlier record, not in a trial.
-        current: The running version.
     """
     state = next_phase(record.state, "superseded") if record.state in PENDING else record.state
     return msgspec.structs.replace(
@@ -168,11 +163,7 @@ def next_attempt(record: UpgradeRecord, version: str) -> int:
 
 
 def select_retained(record: UpgradeRecord, current: str) -> frozenset[str]:
-    """Return the versions that must stay installed.
-
-    Args:
-        current: The running version.
-    """
+    """Return the versions that must stay installed."""
     trial = {record.from_, record.to} if record.state in PENDING | {"trial"} else set[str]()
     return frozenset({current, record.previous, find_goal(record), *trial} - {""})
 
