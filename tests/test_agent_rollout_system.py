@@ -24,7 +24,7 @@ import pytest
 from device_agent import __main__ as agent_command
 from device_agent.config import load
 from device_agent.upgrade import state_formats
-from device_agent.upgrade.place import ARCHES
+from device_agent.upgrade.inputs import ARCHES
 from device_agent.upgrade.record import FOLDER, WANTED, UpgradeRecord, read_upgrade
 from edge_server.fleet import broker
 from edge_server.gateway.initialise import SiteSettings, initialise

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.upgrade.place import ARCHES
+from device_agent.upgrade.inputs import ARCHES
 from device_agent.upgrade.record import FOLDER, read_upgrade
 from edge_server.fleet import broker
 from shared.protocol.packages import read_manifest, read_signed

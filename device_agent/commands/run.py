@@ -29,8 +29,8 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.measurement.tuning.plan import Target
-from device_agent.trainer.beside_serving import choose_share, choose_trainer_device, format_share
 from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
 from device_agent.upgrade.proof import TrialReporter, mark_busy
 from device_agent.upgrade.record import find_home, running_version
 from device_agent.upgrade.state_formats import check_formats

@@ -13,7 +13,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes.runtime import find_missing_isa, smoke_test
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import choose_trainer_device
+from device_agent.trainer.processor_share import choose_trainer_device
 from shared.errors import ConfigError
 from shared.runtime.support.command import add_arguments, set_up
 from shared.runtime.support.install import find_extras, folder_name, is_current

@@ -14,11 +14,11 @@ from device_agent.config import load_file
 from device_agent.identity.credentials import CA, CURRENT, FOLDER, MEMBERSHIP, read_membership
 from device_agent.upgrade.agent_folder import AgentFolder, as_owner
 from device_agent.upgrade.agent_service import SYSTEMCTL, UNIT, SystemdService
-from device_agent.upgrade.place import ROOTS, STATE_DIR, UpgradeEnvironment, UpgradeRequest
+from device_agent.upgrade.inputs import ROOTS, STATE_DIR, UpgradeEnvironment, UpgradeRequest
 from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, UpgradeTarget, find_home, read_upgrade
+from device_agent.upgrade.transitions import next_attempt
 from device_agent.upgrade.trusted_roots import compute_pin, find_root, read_trusted_pins
 from device_agent.upgrade.updater import Updater
-from device_agent.upgrade.verdict import next_attempt
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_SIGNED, read_manifest, read_signed
@@ -180,7 +180,7 @@ def _back(updater: Updater, options: argparse.Namespace) -> int:
     """Return to the previous version."""
     del options
     updater.resume()
-    record = updater.go_back("asked for at the board")
+    record = updater.roll_back("asked for at the board")
     _print(_describe(record, updater.versions.current()))
     return 0
 

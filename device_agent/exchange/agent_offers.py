@@ -25,7 +25,7 @@ from device_agent.exchange.resend import announce
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.proof import open_folder
 from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, UpgradeTarget, read_upgrade
-from device_agent.upgrade.verdict import is_handled
+from device_agent.upgrade.transitions import is_handled
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
 from shared.protocol.inference.rollout import Bundle, ModelStatus, Offer, Releases, Withdraw

@@ -104,7 +104,7 @@ def time_steps(
 
 
 @contextmanager
-def passing(layers: nn.Module, inputs: Tensor) -> Iterator[Callable[[], None]]:
+def forward_backward(layers: nn.Module, inputs: Tensor) -> Iterator[Callable[[], None]]:
     """Yield a function that passes a batch forward and backward; restore network and random state afterwards."""
     parameters = [leaf for leaf in layers.parameters() if leaf.requires_grad]
     buffers = [(leaf, leaf.clone()) for leaf in layers.buffers()]

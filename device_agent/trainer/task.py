@@ -32,7 +32,7 @@ from device_agent.trainer.draft import (
 from device_agent.trainer.evaluation import HeldOut, TaskMonitor, evaluate_by_graph
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
-from device_agent.trainer.step_timing import passing, time_steps
+from device_agent.trainer.step_timing import forward_backward, time_steps
 from device_agent.trainer.threads import Threads
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
@@ -213,7 +213,7 @@ def _choose_threads(task: TrainingTask, threads: Threads) -> None:
     try:
         inputs, _ = next(iter(task.batches(epochs=1)))
         layers = _build_bottom(task.job, build_blank(request.model)) if task.algorithm.split else task.model.layers
-        with passing(layers, inputs) as step:
+        with forward_backward(layers, inputs) as step:
             network = msgspec.json.encode((request.model, request.algorithm, request.assignment.is_split))
             key = network, tuple(inputs.shape), torch.__version__
             threads.use(Path(task.job.state).parent, key, step)

@@ -128,7 +128,7 @@ class AgentFolder:
             replace_file(self.state_dir / FILE, encode_formats(remaining, written.version))
             sync(aside)
 
-    def bring_back(self, kinds: Collection[str], version: str) -> None:
+    def restore_files(self, kinds: Collection[str], version: str) -> None:
         """Undo `set_aside`; files that the version wrote meanwhile are kept under another name."""
         with as_owner(self.state_dir):
             aside = self._make_aside_folder(version)

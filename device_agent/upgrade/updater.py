@@ -24,11 +24,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_agent.upgrade import verdict
+from device_agent.upgrade import transitions
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.agent_service import AgentService
+from device_agent.upgrade.inputs import UpgradeEnvironment, UpgradeRequest, find_start_error
 from device_agent.upgrade.package_file import unpack_package
-from device_agent.upgrade.place import UpgradeEnvironment, UpgradeRequest, find_fault
 from device_agent.upgrade.record import (
     CURRENT,
     RECORD,
@@ -40,7 +40,7 @@ from device_agent.upgrade.record import (
     write_upgrade,
 )
 from device_agent.upgrade.state_formats import find_losses
-from device_agent.upgrade.verdict import TrialObservation
+from device_agent.upgrade.transitions import TrialObservation
 from device_agent.upgrade.versions import Versions, is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, find_build, read_signed, verify
@@ -63,13 +63,13 @@ class Updater:
     """Upgrades the agent of a board; one process at a time.
 
     Attributes:
-        find_fault: Returns why the version in a folder does not start; else empty.
+        find_start_error: Returns why the version in a folder does not start; else empty.
         look_s: Poll interval in seconds.
     """
 
     environment: UpgradeEnvironment
     service: AgentService
-    find_fault: Callable[[Path], str] = find_fault
+    find_start_error: Callable[[Path], str] = find_start_error
     clock: Clock = monotonic
     look_s: float = LOOK_S
     record: UpgradeRecord = field(default_factory=UpgradeRecord)
@@ -91,8 +91,8 @@ class Updater:
             with suppress(OSError):  # a full disk needs room before anything can be written
                 self.versions.remove_unused({self.record.from_, self.record.previous})
             self._record_event("superseded", "interrupted before the trial")
-        elif verdict.is_going_back(self.record):
-            self._go_back()
+        elif transitions.is_rolling_back(self.record):
+            self._roll_back()
         elif self.record.state == "trial":
             self._resume_trial()
         self._remove_unused()
@@ -113,17 +113,17 @@ class Updater:
             self.record = record
 
     def _record_event(self, event: Event, reason: str = "", **change: object) -> None:
-        self._write(verdict.advance(self.record, event, reason, **change))
+        self._write(transitions.advance(self.record, event, reason, **change))
         log.info("version %s: %s%s", self.record.to, self.record.state, f": {reason}" if reason else "")
 
     def _resume_trial(self) -> None:
         boot = self.environment.boot_id.read_text().strip()
         is_reboot = boot != self.record.boot
-        self._write(verdict.count_restart(self.record, boot))
+        self._write(transitions.count_restart(self.record, boot))
         current = self.versions.current()
         if current == self.record.from_ and self.record.from_ != self.record.to:
             self._switch(self.record.to)
-        elif outcome := verdict.judge_trial(self.record, TrialObservation(current)):
+        elif outcome := transitions.judge_trial(self.record, TrialObservation(current)):
             self._end_trial(*outcome)
         elif not is_reboot and not self.service.read_status().runs:
             self.service.start()
@@ -132,7 +132,7 @@ class Updater:
         """Watch a trial, if there is one, until it ends."""
         start = self.clock()
         while self.record.state == "trial":
-            if outcome := verdict.judge_trial(self.record, self._observe(self.clock() - start)):
+            if outcome := transitions.judge_trial(self.record, self._observe(self.clock() - start)):
                 self._end_trial(*outcome)
             else:
                 await asyncio.sleep(self.look_s)
@@ -152,12 +152,12 @@ class Updater:
         elif event == "back":  # another version was installed meanwhile
             self._record_event("back", reason)
         else:
-            self._write(verdict.mark_going_back(self.record, reason))
-            self._go_back()
+            self._write(transitions.mark_rollback(self.record, reason))
+            self._roll_back()
 
-    def _go_back(self) -> None:
+    def _roll_back(self) -> None:
         """Switch to the version that the record says to roll back to."""
-        record, goal = self.record, verdict.find_goal(self.record)
+        record, goal = self.record, transitions.find_goal(self.record)
         if self.versions.current() in (record.to, goal):
             self._switch(goal, back=True)
             self.versions.switch(UPDATER, goal)
@@ -182,7 +182,7 @@ class Updater:
             return
         try:
             if back:
-                self.agent.bring_back(self.record.lost, self.record.to)
+                self.agent.restore_files(self.record.lost, self.record.to)
             else:
                 self.agent.set_aside(self.record.lost, version)
         except (FieldFleetError, OSError) as error:
@@ -191,12 +191,12 @@ class Updater:
     def _remove_unused(self) -> None:
         if self.record.state == "committed" and self.versions.current() == self.record.to != self.versions.updater():
             self.versions.switch(UPDATER, self.record.to)  # interrupted after the record was written
-        retained = verdict.select_retained(self.record, self.versions.current())
-        self._write(replace(self.record, serials=verdict.filter_serials(self.record.serials, retained)))
+        retained = transitions.select_retained(self.record, self.versions.current())
+        self._write(replace(self.record, serials=transitions.filter_serials(self.record.serials, retained)))
         with suppress(OSError):  # leftovers only cost disk space
             self.versions.remove_unused(retained)
 
-    def go_back(self, reason: str) -> UpgradeRecord:
+    def roll_back(self, reason: str) -> UpgradeRecord:
         """Roll back to the previous version, from a trial or a committed version.
 
         Raises:
@@ -208,8 +208,8 @@ class Updater:
         if not is_ours or not self.versions.is_installed(goal):
             raise ConfigError("no previous version to go back to; install its package: `apt install ./FILE.deb`")
         self._require_readable(goal)
-        self._write(verdict.mark_going_back(record, reason))
-        self._go_back()
+        self._write(transitions.mark_rollback(record, reason))
+        self._roll_back()
         self._remove_unused()
         return self.record
 
@@ -230,28 +230,28 @@ class Updater:
             log.warning("%s", error)
             return {}
 
-    def _go_back_on_request(self, target: UpgradeTarget) -> UpgradeRecord:
+    def _roll_back_on_request(self, target: UpgradeTarget) -> UpgradeRecord:
         """Roll back to the previous version as the gateway requests, or record why not."""
         try:
             self._require_readable(target.version)
         except ConfigError as error:
-            self._write(verdict.begin_upgrade(self.record, target, self.versions.current()))
+            self._write(transitions.begin_upgrade(self.record, target, self.versions.current()))
             self._record_event("refused", str(error))
             self._remove_unused()
             return self.record
         self._write(replace(self.record, deployment=target.deployment, attempt=target.attempt))
-        return self.go_back(f"{target.deployment or 'the gateway'} goes back to version {target.version}")
+        return self.roll_back(f"{target.deployment or 'the gateway'} goes back to version {target.version}")
 
     async def install(self, request: UpgradeRequest) -> UpgradeRecord:
         """Install a version and watch its trial; return the resulting record. There must be no earlier trial."""
         target, current = request.target, self.versions.current()
-        if not request.by_hand and verdict.is_handled(self.record, target, current):
+        if not request.by_hand and transitions.is_handled(self.record, target, current):
             return self.record
         is_back = target.version == self.record.previous and self.record.state == "committed"
         if is_back and not request.by_hand and self.versions.is_installed(target.version):
-            return self._go_back_on_request(target)
+            return self._roll_back_on_request(target)
         passed_over = self._read_target() if request.by_hand else self.record.passed_over
-        self._write(verdict.begin_upgrade(self.record, target, current))
+        self._write(transitions.begin_upgrade(self.record, target, current))
         if target.version == current:
             self._record_event("known", from_=self.record.previous, passed_over=passed_over)
             return self.record
@@ -278,7 +278,7 @@ class Updater:
         if not self.versions.is_installed(self.record.from_):
             problem = f"{self.environment.home / CURRENT} does not point to a version"
             raise ConfigError(f"{problem}; install the package: `apt install ./FILE.deb`")
-        if not request.by_hand and (failed := verdict.find_failure(self.record, target)):
+        if not request.by_hand and (failed := transitions.find_failure(self.record, target)):
             raise ConfigError(f"this version failed on this board before: {failed}")
         manifest = verify(read_signed(request.read_manifest()), self._read_roots())
         if manifest.version != target.version:
@@ -336,7 +336,7 @@ class Updater:
             size = sum(len(entry.content) for entry in unpack_package(package, folder, self.environment.interpreters))
             versions.require_room(size)
             versions.install(version, build.sha256, unpack_package(package, folder, self.environment.interpreters))
-        if fault := self.find_fault(home / version):
+        if fault := self.find_start_error(home / version):
             raise ConfigError(fault)
 
     async def _await_pause(self, request: UpgradeRequest) -> tuple[Event, str] | None:

@@ -20,9 +20,9 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import choose_settings
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import TrainerShare, choose_share
 from device_agent.trainer.interface import Job
 from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.processor_share import TrainerShare, choose_share
 from shared.codecs.dense import dense
 from shared.data.spec import Data
 from shared.models.build import build_initial

@@ -27,7 +27,7 @@ from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_p
 from device_agent.probes.power import source as power
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import choose_trainer_device
+from device_agent.trainer.processor_share import choose_trainer_device
 from shared.errors import ConfigError, CorruptFile, NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic

@@ -17,7 +17,7 @@ from device_agent.inference.settings import choose_settings, runs_on_battery
 from device_agent.inference.store import BoardStore, compute_digest
 from device_agent.probes import memory, runtime
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import choose_share
+from device_agent.trainer.processor_share import choose_share
 from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.inference.release import ReleaseManifest, read_manifest
 from shared.protocol.update import UpdateRecord

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, MIB, Check
 from device_agent.inference.settings import InferenceSettings
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import FROM_CONFIG, FROM_DEFAULT, TrainerShare, format_share, origin_of
+from device_agent.trainer.processor_share import FROM_CONFIG, FROM_DEFAULT, TrainerShare, format_share, origin_of
 from shared.protocol.units import format_figure
 from shared.protocol.update import UpdateRecord
 from shared.runtime.extras import install_command

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
-from device_agent.upgrade.place import ROOTS
+from device_agent.upgrade.inputs import ROOTS
 from device_agent.upgrade.record import UpgradeRecord, read_upgrade
+from device_agent.upgrade.transitions import is_rolling_back
 from device_agent.upgrade.trusted_roots import read_trusted_pins
-from device_agent.upgrade.verdict import is_going_back
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.folder_lock import is_held
@@ -47,7 +47,7 @@ def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> C
         is_watched: Whether the updater is running.
     """
     name, runs = "upgrade", f"version {current or 'none'} runs"
-    if (record.state == "trial" or is_going_back(record)) and not is_watched:
+    if (record.state == "trial" or is_rolling_back(record)) and not is_watched:
         finding = f"{runs}; version {record.to} is {record.state}, but the updater is not running"
         return Check(name=name, state="bad", finding=finding, remedy=START)
     if record.state in ("rolled-back", "refused"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from device_agent.trainer.step_timing import passing
+from device_agent.trainer.step_timing import forward_backward
 from device_agent.trainer.threads import FILE, Threads, find_fastest, list_candidates
 
 
@@ -117,7 +117,7 @@ def test_timing_changes_neither_the_network_nor_random_numbers():
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    with passing(layers, torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))) as step:
+    with forward_backward(layers, torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))) as step:
         assert layers[1].training
         step()
         assert not torch.equal(layers[1].running_mean, before["1.running_mean"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.upgrade.place import UpgradeEnvironment, UpgradeRequest
+from device_agent.upgrade.inputs import UpgradeEnvironment, UpgradeRequest
 from device_agent.upgrade.record import FOLDER, WANTED, UpgradeTarget
 from device_agent.upgrade.updater import Updater
 from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of

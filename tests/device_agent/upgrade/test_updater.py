@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from device_agent.upgrade.agent_folder import AgentFolder
-from device_agent.upgrade.place import find_fault
+from device_agent.upgrade.inputs import find_start_error
 from device_agent.upgrade.proof import mark_busy
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, write_upgrade
 from device_agent.upgrade.state_formats import FORMATS, raise_formats
@@ -86,7 +86,7 @@ def test_a_version_that_does_not_start_is_not_even_tried(board):
     board.fetch("2")
     board.want("2")
     updater = board.updater()
-    updater.find_fault = find_fault  # there is no module of ours in such a package
+    updater.find_start_error = find_start_error  # there is no module of ours in such a package
     updater.resume()
     record = go(updater.install(board.request(updater)))
     assert (record.state, names_all(record.reason, "version 2")) == ("refused", True)
@@ -208,12 +208,12 @@ def test_going_back_by_hand_and_no_further(board):
     take(board)
     updater = board.updater()
     updater.resume()
-    record = updater.go_back("asked for")
+    record = updater.roll_back("asked for")
     assert (record.state, record.from_, record.to, board.current()) == ("rolled-back", "1", "2", "1")
     assert board.service.running() == "1"
     assert (board.home / "updater").readlink().name == "1"
     with pytest.raises(ConfigError, match="apt install"):
-        updater.go_back("asked for")
+        updater.roll_back("asked for")
 
 
 def test_nobody_goes_back_to_a_version_that_cannot_read_what_the_one_after_wrote(board):
@@ -229,7 +229,7 @@ def test_nobody_goes_back_to_a_version_that_cannot_read_what_the_one_after_wrote
     updater = board.updater()
     updater.resume()
     with pytest.raises(ConfigError, match=naming("version 2", "outbox", "--lose")):
-        updater.go_back("asked for")
+        updater.roll_back("asked for")
     board.want("2", deployment="back")
     record = take(board)
     assert (record.state, record.deployment, record.previous, board.current()) == ("refused", "back", "2", "3")

@@ -18,7 +18,7 @@ import pytest
 from device_agent.exchange.agent_offers import SUPERSEDED, AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
 from device_agent.upgrade.agent_service import ServiceStatus
-from device_agent.upgrade.place import UpgradeRequest
+from device_agent.upgrade.inputs import UpgradeRequest
 from device_agent.upgrade.proof import mark_busy
 from device_agent.upgrade.record import FOLDER, PROOF, WANTED, Proof, UpgradeRecord, UpgradeTarget, read_upgrade
 from device_agent.upgrade.updater import Updater

@@ -25,7 +25,7 @@ from device_agent.upgrade.record import (
     read_upgrade,
     write_upgrade,
 )
-from device_agent.upgrade.verdict import advance, begin_upgrade
+from device_agent.upgrade.transitions import advance, begin_upgrade
 from edge_server.gateway.initialise import SiteSettings as WantedSite
 from edge_server.gateway.initialise import initialise
 from edge_server.gateway.packages.store import add_packages

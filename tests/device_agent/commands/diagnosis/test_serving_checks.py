@@ -14,7 +14,7 @@ from device_agent.config import AgentConfig, ServeConfig, TrainerConfig
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.profile.schema import Inference
-from device_agent.trainer.beside_serving import FROM_CONFIG, choose_share, format_share
+from device_agent.trainer.processor_share import FROM_CONFIG, choose_share, format_share
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer

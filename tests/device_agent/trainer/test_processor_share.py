@@ -7,7 +7,7 @@ import pytest
 from device_agent.config import TrainerConfig, load
 from device_agent.profile.load import load_all
 from device_agent.profile.schema import Inference, Profile
-from device_agent.trainer.beside_serving import FROM_CONFIG, FROM_DEFAULT, choose_share, format_share
+from device_agent.trainer.processor_share import FROM_CONFIG, FROM_DEFAULT, choose_share, format_share
 from shared.errors import ConfigError
 from tests.naming import names_all
 

@@ -64,7 +64,7 @@ class UpgradeRequest:
     lose: bool = False
 
 
-def find_fault(folder: Path) -> str:
+def find_start_error(folder: Path) -> str:
     """Run `upgrade status` of a version; return why it fails, empty if the version starts and could be upgraded."""
     arguments = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
     result = run_command([str(folder / "bin/python3"), *arguments], timeout_s=START_S)

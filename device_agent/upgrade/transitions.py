@@ -62,14 +62,14 @@ def _find_fault(record: UpgradeRecord, observation: TrialObservation) -> str:
     return f"version {record.to} does not run: its service gave up" if observation.has_failed else ""
 
 
-def is_going_back(record: UpgradeRecord) -> bool:
+def is_rolling_back(record: UpgradeRecord) -> bool:
     """Check that the running version is being rolled back."""
     return bool(record.reason) and record.state in ("trial", "committed")
 
 
 def find_goal(record: UpgradeRecord) -> str:
     """Return the version that must run according to a record; empty if it does not matter."""
-    if is_going_back(record):
+    if is_rolling_back(record):
         return record.from_ if record.state == "trial" else record.previous
     return {"trial": record.to, "committed": record.to}.get(record.state, "")
 
@@ -133,7 +133,7 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
     return msgspec.structs.replace(record, state=state, reason=reason, **change)
 
 
-def mark_going_back(record: UpgradeRecord, reason: str) -> UpgradeRecord:
+def mark_rollback(record: UpgradeRecord, reason: str) -> UpgradeRecord:
     """Return a record that orders a rollback; its state changes when that is done."""
     return msgspec.structs.replace(record, reason=printable_text(reason[:REASON_CHARS]) or "no reason given")
 
