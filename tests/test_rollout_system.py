@@ -290,7 +290,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site.first = find_release(site.runs, "digits")
         site.expected["1"] = site.probes(site.first)["outputs"]
         first = site.roll_out(site.first)
-        assert (first.outcome, set(first.taken)) == ("finished", set(BOARDS))
+        assert (first.outcome, set(first.offered_boards)) == ("finished", set(BOARDS))
         assert len(first.waves[0]) == 1  # the canary
         yield site
         assert gateway.refusals() == []
@@ -310,7 +310,7 @@ def test_a_poisoned_release_and_one_that_lost_its_accuracy_end_at_the_first_boar
     with site.asking():
         for stored, gate, devices in ((nan, "NaN", "*"), (wrong, "accuracy: ", "nano-*")):
             found = site.roll_out(stored, devices=devices)
-            assert (found.outcome, len(found.taken)) == ("taken-back", 1)
+            assert (found.outcome, len(found.offered_boards)) == ("taken-back", 1)
             [reason] = found.failures.values()
             assert gate in reason
             assert boards_using(site.runs, stored.manifest.reference) == []
