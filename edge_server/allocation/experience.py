@@ -211,7 +211,7 @@ class Experience:
 
 
 def _is_like(before: PastTask | None, decision: DeviceDecision) -> bool:
-    """Return whether a task's joules were predicted from a similar task; otherwise its error means nothing."""
+    """True if a task's joules were predicted from a similar task; otherwise its error means nothing."""
     if before is None or before.decision is None:
         return False
     sources = {figure.source for name, figure in decision.figures.items() if name in JOULE_FIGURES}

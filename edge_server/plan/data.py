@@ -49,7 +49,7 @@ def planned_data(plan: Plan) -> Data:
 
 
 def is_same_set(first: Data, second: Data) -> bool:
-    """Return whether both read the same examples of one source."""
+    """Compare source, path, split and limit: equal if both read the same examples."""
     return (first.source, first.path, first.split, first.limit) == (
         second.source,
         second.path,

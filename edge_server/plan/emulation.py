@@ -14,7 +14,7 @@ from shared.errors import ConfigError
 
 
 class EmulationPlan(Section, frozen=True, kw_only=True):
-    """Which tables of `[[device]]` are emulated for agents on this machine; compute speed never is.
+    """Emulation of tables of `[[device]]` for agents on this machine; compute speed is not emulated.
 
     Remote devices keep their real links and meters.
 
@@ -73,8 +73,8 @@ def emulated_power(device: DevicePlan) -> Watts | None:
             return None
         case GivenPower():
             idle_w = power.idle_w or 0.0
-            above = (None if watts is None else max(0.0, watts - idle_w) for watts in (power.tx_w, power.rx_w))
-            return Watts(idle_w, max(0.0, power.busy_w - idle_w), *above)
+            tx_w, rx_w = (None if watts is None else max(0.0, watts - idle_w) for watts in (power.tx_w, power.rx_w))
+            return Watts(idle_w, max(0.0, power.busy_w - idle_w), tx_w, rx_w)
         case CyclesPower() if isinstance(compute, RangeCompute):
             if isinstance(compute.hertz, float) and not isinstance(power.tx_w, tuple):
                 return Watts(power.idle_w, power.kappa * compute.hertz**3, power.tx_w, power.rx_w)

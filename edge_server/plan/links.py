@@ -1,4 +1,4 @@
-"""Plan table `link` of a `[[device]]`: rates, delay and loss of a simulated device's link."""
+"""Plan table `link` of a `[[device]]`: rates, delay and loss of a simulated link."""
 
 from __future__ import annotations
 

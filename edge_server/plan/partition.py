@@ -9,7 +9,7 @@ from edge_server.plan.sections import Section
 
 
 class PartitionPlan(Section, frozen=True, kw_only=True):
-    """How local agents and replayed devices share one data set; remote devices have local examples.
+    """Partition of one data set among local agents and replayed devices; connected devices have local examples.
 
     Attributes:
         kind: `none`: every device has all examples; `dirichlet`: class shares are drawn for each device;

@@ -72,7 +72,7 @@ class CohortPlan(Section, frozen=True, kw_only=True):
 
 
 class RoundPlan(Section, frozen=True, kw_only=True):
-    """How a round ends.
+    """End of a round: deadline, quorum, reaction to failures.
 
     Attributes:
         deadline_s: Time after which updates no longer count.
@@ -132,7 +132,7 @@ class Plan(Section, frozen=True, kw_only=True):
         cut_codec: Codec of the activations and gradients of split learning.
         hyper: Options of local training on the devices.
         cohort: Selection of the devices of a round.
-        round: How a round ends.
+        round: End of a round: deadline, quorum, reaction to failures.
         evaluation: When models are evaluated.
         measure: Measurement on the devices before the first round.
         data: Source of the examples for local agents, replay and the server's test set. May be absent if the gateway
@@ -142,7 +142,7 @@ class Plan(Section, frozen=True, kw_only=True):
         partition: How local agents and replayed devices share that data.
         budget: Limits of the whole run.
         sites: Assignment of devices to edge servers, if there are several.
-        replay: How a replay computes.
+        replay: Computation of a replay.
         emulation: Which tables of `[[device]]` are emulated for agents on this machine; absent: none.
         optimizer: Assigns resources to each device in a round; absent: every device gets the same.
         fallback: Replacement sections if the data of the plan do not exist.
@@ -198,7 +198,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
 
 def is_same_plan(begun: Plan, plan: Plan) -> bool:
-    """Return whether a run was started with `plan`, also by versions whose only `on_missed` was "continue"."""
+    """Compare a run's plan with `plan`; accepts runs of versions whose only `on_missed` was "continue"."""
     if (begun.round.on_missed, plan.round.on_missed) == ("continue", "retry"):
         begun = msgspec.structs.replace(begun, round=msgspec.structs.replace(begun.round, on_missed="retry"))
     return begun == plan

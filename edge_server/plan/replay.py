@@ -6,7 +6,7 @@ from edge_server.plan.sections import Section
 
 
 class ReplayPlan(Section, frozen=True, kw_only=True):
-    """How a replay computes; live runs ignore it.
+    """Computation of a replay; live runs ignore it.
 
     Attributes:
         together: Whether devices of a cohort may be trained in one pass where that is faster. Their models then match

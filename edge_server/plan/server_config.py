@@ -79,7 +79,7 @@ class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server computes: evaluation, its part of a split network, and training on the server.
+    """Processor for evaluation, the server's part of a split network, and training on the server.
 
     Attributes:
         device: `cpu`, `cuda` for a GPU, or `auto` for the GPU if torch can use one. Aggregates stay on the CPU.
@@ -151,9 +151,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             immediately. Empty if there is none.
         strangers: Whether devices that the plan does not name may take part, if it names any.
         broker: MQTT broker of the site.
-        link: Transfer of payloads.
+        link: Frame sizes and limits of payload transfers.
         readings: Storage of device reports.
-        trainer: Where the server computes.
+        trainer: Processor that the server computes on.
         tops: Limits of `edge-server serve-tops`.
         threads: Torch threads; 0 for torch's default.
         models: Custom networks that plans may name: `module:function`, or `module:*` for all that a module

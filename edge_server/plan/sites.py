@@ -81,7 +81,7 @@ class SitesPlan(Section, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, clusters=clusters)
 
     def is_mixed(self, number: int) -> bool:
-        """Return whether the sites mix after a round, as it is the last edge round of its global round."""
+        """True for the last edge round of a global round, after which the sites mix."""
         return number % self.edge_rounds == 0
 
 

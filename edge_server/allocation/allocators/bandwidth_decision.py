@@ -142,9 +142,8 @@ def _device_decision(
     rate, gain = share * float(columns.rate[place]), float(shares.gain_per_s[place])
     values: dict[str, Value] = {"prune": 1 - keep, "share": share}
     uplink = figures.get("up_bits_per_s")
-    if (
-        share > 0 and uplink and uplink.source != "default"
-    ):  # a device limited to a guess never shows more than the guess
+    # No limit at a guessed rate: the device could never show that its link is faster.
+    if share > 0 and uplink and uplink.source != "default":
         values["up_bits_per_s"] = share * uplink.value
     before, warm, masked = options.iterations(case.limits, keep)
     work_s = (before + warm + keep * masked) * float(columns.step_s[place])

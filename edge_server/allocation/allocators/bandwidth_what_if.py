@@ -1,4 +1,4 @@
-"""What-if of `bandwidth`: what each device would keep with other figures.
+"""Single-device what-if of `bandwidth`: keep ratios with other figures.
 
 Deciding again for every device would take time quadratic in the fleet size. The shares of the other devices at every
 water level are known already, so `refill` moves one ramp at a time. This is exact except for marks: it updates only

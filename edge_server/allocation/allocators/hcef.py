@@ -149,10 +149,10 @@ def _pool_moments(options: HcefOptions, case: Case) -> tuple[float, float]:
     """Return sigma^2 and G^2 averaged over the devices that reported both; those of the options if there are none."""
     reported = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
     pairs = [(sigma2.value, g2.value) for sigma2, g2 in reported if sigma2 and g2]
-    valid = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
+    valid = [pair for pair in pairs if all(0 <= moment < math.inf for moment in pair)]
     if not valid:
         return options.sigma2, options.g2
-    sigma2, g2 = (capped_mean(one) for one in zip(*valid, strict=True))
+    sigma2, g2 = (capped_mean(moment) for moment in zip(*valid, strict=True))
     return sigma2, g2
 
 
@@ -260,20 +260,20 @@ def _sufficient_limits(case: Case, columns: HcefColumns, least_s: Array, least_j
 
 
 def _device_decisions(
-    options: HcefOptions, case: Case, asked: HcefColumns, found: Control, sent: Array
+    options: HcefOptions, case: Case, columns: HcefColumns, control: Control, sent: Array
 ) -> Iterator[tuple[str, DeviceDecision]]:
     """Yield each device's decision with its predicted cost; loops over plain floats for speed."""
-    share, count = asked.byte_share(sent), found.steps * asked.tau + asked.gradients
+    share, count = columns.byte_share(sent), control.steps * columns.tau + columns.gradients
     with np.errstate(all="ignore"):
-        cost_columns = (count * asked.step_s, share * asked.whole_s, asked.download_s)
-    seconds = zip(*(one.tolist() for one in cost_columns), strict=True)
-    decided = zip(*(one.tolist() for one in (found.steps, sent, count, share * asked.sizes[-1])), strict=True)
-    whys = zip(found.bound.tolist(), found.gain_per_s.tolist(), strict=True)
+        cost_columns = (count * columns.step_s, share * columns.whole_s, columns.download_s)
+    seconds = zip(*(column.tolist() for column in cost_columns), strict=True)
+    values = zip(*(column.tolist() for column in (control.steps, sent, count, share * columns.sizes[-1])), strict=True)
+    bounds = zip(control.bound.tolist(), control.gain_per_s.tolist(), strict=True)
     is_decided = options.baseline not in ("cef", "mll_sgd")
-    for device, parts, (steps, part, gradients, size), (code, gain) in zip(
-        case.names, seconds, decided, whys, strict=True
+    for device, parts, (steps, theta, gradients, size), (code, gain) in zip(
+        case.names, seconds, values, bounds, strict=True
     ):
-        compute_s, upload_s, download_s = (one if math.isfinite(one) else None for one in parts)
+        compute_s, upload_s, download_s = (part_s if math.isfinite(part_s) else None for part_s in parts)
         figures, bound = case.figures_of(device), Bound(code)
         download = figures.get("download_joules")
         predicted = add_joules(
@@ -282,11 +282,11 @@ def _device_decisions(
             scale_figure(figures.get("step_joules"), gradients),
             download.value if download else None,
         )
-        multiplier = {Bound.TIME: gain, Bound.INTERIOR: found.multiplier}.get(bound)
+        multiplier = {Bound.TIME: gain, Bound.INTERIOR: control.multiplier}.get(bound)
         yield (
             device,
             DeviceDecision(
-                values={STEPS: steps, SENT: part},
+                values={STEPS: steps, SENT: theta},
                 figures=figures,
                 predicted=predicted,
                 binding=NAMES.get(bound, bound.name.lower()) if is_decided else "baseline",

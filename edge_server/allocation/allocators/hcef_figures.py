@@ -174,7 +174,7 @@ def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:
 
 
 def _budget_left(options: HcefOptions, setting: RoundSetting, name: str) -> float | None:
-    """Return what the budget behind the limit `name` leaves to this round; None without such a budget."""
+    """Return this round's part of the budget behind the limit `name`; None without such a budget."""
     budget, spending = setting.plan.budget, setting.spending
     total, budget_spent, fixed = {
         "deadline_s": (budget.time_s, spending.seconds, backhaul_seconds(setting)),

@@ -13,7 +13,7 @@ from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 
 def solve(problem: Bandwidth, solver: Solver = "numpy") -> Shares:
-    """Return the optimum; nothing that devices say makes it fail."""
+    """Return the optimum; does not fail whatever devices report."""
     terms = derive_terms(problem)
     if solver == "cvxpy":
         from edge_server.allocation.optimizers.bandwidth_cvxpy import solve_conic  # noqa: PLC0415 - a second to import
@@ -24,20 +24,15 @@ def solve(problem: Bandwidth, solver: Solver = "numpy") -> Shares:
 
 
 def ramps(terms: BandwidthTerms) -> Ramps:
-    """Return b_k over x = 1 / sqrt(lambda)."""
-    full = np.where(terms.cap > 0, terms.full, 1.0)  # who needs no share has no ramp
+    """Return b_k as ramps in x = 1 / sqrt(lambda)."""
+    full = np.where(terms.cap > 0, terms.full, 1.0)  # no ramp for a device that needs no share
     root = np.sqrt(terms.slack * full)
     starts, ends = ((bound * terms.compute + full) / root for bound in (terms.floor, terms.cap))
     return Ramps(starts, ends, terms.floor, terms.cap)
 
 
 def build_shares(terms: BandwidthTerms, share: Array, multiplier: float) -> Shares:
-    """Return what the shares amount to, and why they are as they are.
-
-    Args:
-        share: b_k, a column.
-        multiplier: lambda.
-    """
+    """Complete given shares b_k and multiplier lambda to an allocation: ratios, bounds, gains."""
     slack, full, compute = terms.slack, terms.full, terms.compute
     filled, spare = share >= terms.cap, slack - compute
     sent = share * compute + full

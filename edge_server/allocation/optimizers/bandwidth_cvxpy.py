@@ -35,10 +35,10 @@ def _compile_problem(count: int) -> tuple[cp.Problem, dict[str, Any]]:
 
 
 def solve_conic(terms: BandwidthTerms) -> tuple[Array, float]:
-    """Return the shares, put back within their bounds, and the multiplier of the uplink.
+    """Return the shares, clipped to their bounds, and the multiplier of the uplink.
 
     Raises:
-        cvxpy.SolverError: The solver gave up.
+        cvxpy.SolverError: The solver found no solution.
     """
     if not terms.cap.any():
         return terms.cap, 0.0
@@ -54,7 +54,7 @@ def solve_conic(terms: BandwidthTerms) -> tuple[Array, float]:
     parameters["still"].value, parameters["slope"].value = 1 / scale, ratio / scale
     parameters["floor"].value, parameters["cap"].value = terms.floor / cap, terms.cap
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is close to what doubles hold
+        warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is near double precision
         problem.solve(solver=cp.CLARABEL, **SETTINGS)
     share = np.clip(terms.cap * parameters["part"].value, terms.floor, terms.cap)
     movable = share - terms.floor

@@ -26,12 +26,12 @@ TURNS, CLOSE, LEAST_KEPT = 20, 1e-9, 1e-3
 
 @dataclass(frozen=True)
 class Upload:
-    """What goes up, in bits.
+    """Upload size in bits as a function of the keep ratio.
 
     Attributes:
-        weights: N, those that may be pruned.
-        dense_bits: Of biases and the like, which are never pruned.
-        marked: Whether marks and biases count; else only weights do.
+        weights: N, number of prunable weights.
+        dense_bits: Bits that pruning never saves: biases and the like.
+        marked: Whether marks and biases count in addition to weights.
     """
 
     weights: float
@@ -40,14 +40,14 @@ class Upload:
     marked: bool = True
 
     def bits(self, keep: Array) -> Array:
-        """Return what goes up of devices that keep these shares of the weights."""
+        """Return the upload bits at given keep ratios."""
         marks = np.where(keep < 1, self.weights * np.minimum(1, INDEX_BITS * keep), 0.0)
         marks += np.where(keep > 0, self.dense_bits, 0.0)
         bits: Array = self.bits_per_weight * self.weights * keep + (marks if self.marked else 0.0)
         return bits
 
     def bits_per_model(self, keep: Array) -> Array:
-        """Return W_k, bits over what is kept, of devices that keep these shares of the weights and not all of them."""
+        """Return W_k, the upload bits per kept share, at keep ratios below 1."""
         bits = self.bits_per_weight * self.weights + np.zeros(len(keep))
         if self.marked:
             bits += self.weights * np.minimum(INDEX_BITS, 1 / np.maximum(keep, 1 / INDEX_BITS))
@@ -55,15 +55,15 @@ class Upload:
         return bits
 
     def kept_in_time(self, slack_s: Array, compute_s: Array, rate: Array) -> tuple[Array, Array]:
-        """Return what can be kept within these seconds, and what of it one more second would add.
+        """Return the largest keep ratios within the given seconds, and their gain per second.
 
-        Seconds are kept c + bits(kept) / rate, and rise along two straight lines: while places of weights go up, and
-        where a bitmap does.
+        Seconds are kept c + bits(kept) / rate. They rise along two straight lines: one where the upload lists the
+        positions of weights, one where it has a bitmap.
 
         Args:
-            slack_s: s_k, a column.
-            compute_s: c_k, a column.
-            rate: b_k R_k, in bit/s, a column.
+            slack_s: Column of s_k.
+            compute_s: Column of c_k.
+            rate: Column of b_k R_k, in bit/s.
         """
         dense = self.dense_bits if self.marked else 0.0
         bitmap, index = (self.weights, INDEX_BITS * self.weights) if self.marked else (0.0, 0.0)
@@ -80,12 +80,10 @@ class Upload:
 
 
 def solve_with_marks(problem: Bandwidth, upload: Upload, solver: Solver = "numpy") -> tuple[Array, Shares]:
-    """Return W_k and the shares; nobody in them is over the threshold.
+    """Return W_k and the shares; every device meets the threshold.
 
     Args:
-        problem: Its `upload_bits` are those of the weights alone.
-        upload: What goes up of them.
-        solver: Ours, or the conic one.
+        problem: Its `upload_bits` count the weights alone.
     """
     bits, shares = column(problem.upload_bits, len(problem.up_bits_per_s)), solve(problem, solver)
     is_stable, attempts = not upload.marked, []
@@ -98,22 +96,21 @@ def solve_with_marks(problem: Bandwidth, upload: Upload, solver: Solver = "numpy
         attempts.append((bits, shares))
     if is_stable:
         return bits, fit_to_deadline(problem, upload, shares, is_stable=True)
-    bits = upload.bits_per_model(np.full(len(bits), 1 - problem.most_pruned))  # more than anybody's can be
+    bits = upload.bits_per_model(np.full(len(bits), 1 - problem.most_pruned))  # an upper bound for every device
     attempts.append((bits, solve(replace(problem, upload_bits=bits), solver)))
     tried = [(bits, fit_to_deadline(problem, upload, shares, is_stable=False)) for bits, shares in attempts]
     return min(tried, key=lambda attempt: (not attempt[1].feasible, attempt[1].objective))
 
 
 def fit_to_deadline(problem: Bandwidth, upload: Upload, shares: Shares, *, is_stable: bool) -> Shares:
-    """Return shares with what every device can keep for its own within the threshold, and whether all have floors.
+    """Adjust keep ratios to what each device can send within the threshold, and update `feasible`.
 
     Args:
-        problem: Its `upload_bits` do not matter.
-        upload: What goes up of the weights.
-        is_stable: Whether what was found is right but for rounding: then only what is too much is changed.
+        problem: Its `upload_bits` are ignored.
+        is_stable: Whether the ratios are exact except for rounding; then only those that are too large change.
     """
     terms, keep, most = derive_terms(problem), 1 - shares.pruned, problem.most_share
-    if 0 < (total := float(shares.share.sum())) < 1:  # all meet T_th with less: what is left makes them faster
+    if 0 < (total := float(shares.share.sum())) < 1:  # all meet T_th with less; the rest makes them faster
         shares = replace(shares, share=np.minimum(shares.share / total, most))
     rate = shares.share * column(problem.up_bits_per_s, len(keep))
     fits, _ = upload.kept_in_time(terms.slack, terms.compute, rate)

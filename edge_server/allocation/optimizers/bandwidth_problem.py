@@ -33,17 +33,17 @@ NEWTON_STEPS, ROUNDING = 60, 1e-12
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """One round; a column has one entry a device, and one value stands for all.
+    """Input of one round; a column has one entry per device, and a single value applies to all.
 
     Attributes:
-        up_bits_per_s: R_k, of the whole uplink; zero for no link.
+        up_bits_per_s: R_k, rate with the whole uplink; zero for no link.
         compute_s: c_k, seconds of the masked steps on the whole global part; infinite for no clock.
         personal_s: T_per_k, seconds of the steps on the personal part.
         warm_up_s: T_W_k, seconds of the steps that measure importance.
-        upload_bits: W, of the whole global part.
-        threshold_s: T_th.
+        upload_bits: W, bits of the whole global part.
+        threshold_s: T_th, in seconds.
         most_pruned: rho_max; 1 for no floor.
-        most_share: b_max, of the uplink for one device.
+        most_share: b_max, maximum share of the uplink per device.
     """
 
     up_bits_per_s: Array
@@ -58,19 +58,19 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Shares:
-    """The allocation.
+    """Allocation: result of the problem.
 
     Attributes:
-        share: b_k, of the uplink.
-        pruned: rho_k.
-        bound: What keeps each device from keeping more, a `Bound`.
-        multiplier: lambda, kept parts of models that the whole uplink once more would buy.
-        gain_per_s: What one more second of T_th would buy for each device, in kept parts of its model, or through the
-            bandwidth that it would free.
-        gain_per_compute_s: The same for a second less of c_k.
-        objective: sum of rho_k, those that take no part included.
-        feasible: Whether every device that has a link and a clock takes part and has its floor.
-        enough_s: The smallest T_th with which that would be so.
+        share: b_k, share of the uplink.
+        pruned: rho_k, pruning ratio.
+        bound: `Bound` of each device.
+        multiplier: lambda, increase in the sum of keep ratios per additional uplink.
+        gain_per_s: Increase per additional second of T_th, in each device's keep ratio or through the bandwidth that
+            it frees.
+        gain_per_compute_s: Increase per second less of c_k.
+        objective: Sum of rho_k over all devices, including excluded ones.
+        feasible: Whether every device with a link and a clock takes part and has its floor.
+        enough_s: Smallest T_th that would be feasible.
     """
 
     share: Array
@@ -86,20 +86,20 @@ class Shares:
 
 @dataclass(frozen=True)
 class BandwidthTerms:
-    """The problem in the terms of the docstring above; who takes no part has s = u = 1, c = 0 and no room.
+    """Problem in the symbols of the module docstring; excluded devices have s = u = 1, c = 0 and cap 0.
 
     Attributes:
-        slack: s_k.
+        slack: s_k, in seconds.
         full: u_k, seconds of the whole upload over the whole uplink.
-        compute: c_k.
-        floor: Least b_k, zero where it does not fit.
-        full_floor: Least b_k, were there room for the floors of all.
-        cap: Most b_k.
-        limited: Whose b_k could be larger, were it not for b_max.
-        valid: Whose figures can be true.
-        takes_part: Who has time, a link and a clock.
-        feasible: As in the allocation.
-        enough_s: As in the allocation.
+        compute: c_k, in seconds.
+        floor: Minimum b_k; zero where it does not fit.
+        full_floor: Minimum b_k if the floors of all devices fitted.
+        cap: Maximum b_k.
+        limited: Devices whose b_k is limited by b_max.
+        valid: Devices with valid figures.
+        takes_part: Devices with time, a link and a clock.
+        feasible: See `Shares`.
+        enough_s: See `Shares`.
     """
 
     slack: Array
@@ -116,7 +116,7 @@ class BandwidthTerms:
 
 
 def derive_terms(problem: Bandwidth) -> BandwidthTerms:
-    """Sort out who takes part, and what the floors and caps are."""
+    """Derive participation, floors and caps of the devices."""
     count = len(problem.up_bits_per_s)
     rate, compute = column(problem.up_bits_per_s, count), column(problem.compute_s, count)
     personal, warm, bits = (column(x, count) for x in (problem.personal_s, problem.warm_up_s, problem.upload_bits))
@@ -135,7 +135,7 @@ def derive_terms(problem: Bandwidth) -> BandwidthTerms:
         least = least_keep * full / np.maximum(slack - least_keep * compute, 0.0)
         cap = np.where(slack - compute >= full, full / (slack - compute), 1.0)
     limited = within & (cap > most)
-    cap = np.where(within & (full > 0), np.minimum(cap, most), 0.0)  # who has nothing to send needs no share
+    cap = np.where(within & (full > 0), np.minimum(cap, most), 0.0)  # a device with nothing to send needs no share
     has_floor = within & (least <= 1.0)  # false for NaN: nothing to send, and no time for the steps
     full_floor = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
     has_floor &= least <= most
@@ -150,7 +150,7 @@ def derive_terms(problem: Bandwidth) -> BandwidthTerms:
 def _least_threshold(problem: Bandwidth, able: Mask, least_keep: float) -> float:
     """Return the T at which sum_k kept u_k / (T - before_k - kept c_k) = 1.
 
-    The inverse of the sum is concave and rises, so that Newton's steps from below never pass the root.
+    The inverse of the sum is concave and increasing, so that Newton steps from below never pass the root.
     """
     count = len(able)
     personal, warm, compute = (
@@ -160,7 +160,7 @@ def _least_threshold(problem: Bandwidth, able: Mask, least_keep: float) -> float
     needs = least_keep * column(problem.upload_bits, count)[able] / column(problem.up_bits_per_s, count)[able]
     at = float(np.max(least + needs / problem.most_share, initial=0.0))
     least, needs = least[needs > 0], needs[needs > 0]
-    at = float(np.nextafter(at, np.inf)) if len(needs) else at  # what is needed may be lost in the rounding of the rest
+    at = float(np.nextafter(at, np.inf)) if len(needs) else at  # the addition above may round away the upload time
     for _ in range(NEWTON_STEPS):
         parts = needs / (at - least)
         total = float(parts.sum())

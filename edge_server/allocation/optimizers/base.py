@@ -13,42 +13,42 @@ Codes: TypeAlias = NDArray[np.int8]
 Mask: TypeAlias = NDArray[np.bool_]
 
 Solver: TypeAlias = Literal["numpy", "cvxpy"]
-"""`numpy` is our own, exact; `cvxpy` states the same problem to a conic solver, hundreds of times slower."""
+"""`numpy`: exact algorithms of this package; `cvxpy`: the same problem for a conic solver, hundreds of times slower."""
 
 
 class Bound(IntEnum):
-    """What keeps a device from getting more; `Bound(code).name.lower()` says it."""
+    """Reason why a device does not get more; recorded as `Bound(code).name.lower()`."""
 
     INTERIOR = 0
-    """The budget that all share: its multiplier equals what a little more would buy here."""
+    """The shared budget: its multiplier equals the device's marginal gain."""
     FLOOR = 1
-    """Nothing beyond its floor: the others use more of the shared budget better."""
+    """Its floor: the shared budget gains more on other devices."""
     TIME = 2
     """Its own deadline."""
     FULL = 3
-    """It has all that it can use."""
+    """Nothing: it has all that it can use."""
     NOTHING = 4
-    """Nothing at all: the others use the shared budget better, and it has no floor."""
+    """It gets nothing: the shared budget gains more on other devices, and it has no floor."""
     OUT = 5
-    """It cannot take part: no time is left to it, or it has no rate or no clock."""
+    """It cannot take part: no time left, no rate or no clock."""
     UNKNOWN = 6
-    """A figure of it is no number, or negative."""
+    """One of its figures is NaN or negative."""
     ENERGY = 7
     """Its own joules."""
     MEMORY = 8
     """Its memory."""
     SETTLED = 9
-    """What it was given once and for all."""
+    """A value that is fixed for the whole run."""
     FAIRNESS = 10
-    """The largest share of what all share that a device may have."""
+    """The maximum share per device."""
 
 
 LEAST, MOST = 1e-30, 1e30
-"""Beyond these, a figure counts as none at all or as infinite: products of seven of them are doubles still."""
+"""Smaller figures count as zero, larger as infinite; products of seven figures within stay finite doubles."""
 
 
 def column(values: ArrayLike, count: int) -> Array:
-    """Return a column of doubles within bounds; one value stands for all devices."""
+    """Return a column of doubles clipped to `LEAST` and `MOST`; a single value is repeated for all devices."""
     figures = np.asarray(values, np.float64)
     figures = figures if figures.shape == (count,) else np.ascontiguousarray(np.broadcast_to(figures, (count,)))
     size = np.abs(figures)
@@ -57,12 +57,12 @@ def column(values: ArrayLike, count: int) -> Array:
 
 
 def clip_figure(value: float) -> float:
-    """Return one figure within the bounds of a column."""
+    """Clip one figure like `column`."""
     return float(column(value, 1)[0])
 
 
 def mask_valid(*columns: Array) -> Mask:
-    """Return which devices have figures that can be true: infinity is one (no clock), NaN and below zero are none."""
+    """Mask the devices with valid figures: infinity is valid (no clock), NaN and negative figures are not."""
     valid = columns[0] >= 0
     for figures in columns[1:]:
         valid &= figures >= 0

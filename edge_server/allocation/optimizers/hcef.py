@@ -39,19 +39,18 @@ from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 STILL = 1e-4
 NEAR = 1e-6
-"""Steps so near to a whole number are one."""
+"""Tolerance for steps that count as whole."""
 
 Block: TypeAlias = Callable[[HcefTerms, Array], tuple[Array, float]]
-"""P2.1 from rho, or P2.2 from theta; with the multiplier of the energy row."""
+"""Solver of P2.1 given rho, or of P2.2 given theta; also returns the multiplier of the energy row."""
 
 
 def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: int = 50) -> Control:
-    """Alternate (Algorithm 3) from where that share of the room beyond the floors is spent on steps.
+    """Solve P2 by alternation (Algorithm 3).
 
     Args:
-        problem: P2.
-        start: Share of the room beyond the floors that is spent on steps at first.
-        sweeps: At most so many.
+        start: Share of the room beyond the floors that is spent on steps first.
+        sweeps: Maximum number of sweeps.
     """
     terms = derive_terms(problem)
     blocks: tuple[Block, Block] = (solve_sent, solve_steps)
@@ -63,9 +62,9 @@ def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: i
 
 
 def start_steps(terms: HcefTerms, share: float) -> Array:
-    """Return the steps that are best where only that share of the room beyond the floors is there."""
+    """Return the optimal steps if only a share of the room beyond the floors is available."""
     least_s, least_joules = np.where(terms.able, terms.enough_s, 0.0), terms.floor_joules
-    with np.errstate(invalid="ignore"):  # no limit: half of it is none
+    with np.errstate(invalid="ignore"):  # no limit: a share of infinity is infinite
         deadline = least_s + share * (terms.deadline_s - least_s) if share else least_s
     energy = least_joules + share * (terms.energy_joules - least_joules) if share else least_joules
     half = replace(terms, deadline_s=deadline, energy_joules=energy)
@@ -73,12 +72,12 @@ def start_steps(terms: HcefTerms, share: float) -> Array:
 
 
 def alternate(terms: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
-    """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does.
+    """Alternate between P2.1 and P2.2 until no device moves any more (Algorithm 3).
 
     Args:
-        steps: rho to begin with.
-        blocks: P2.1 and P2.2; ours where left out.
-        sweeps: At most so many.
+        steps: Initial rho.
+        blocks: Solvers of P2.1 and P2.2; default: those of this module.
+        sweeps: Maximum number of sweeps.
     """
     p21, p22 = blocks or (solve_sent, solve_steps)
     sent, multiplier, done = np.full(len(steps), terms.least[1]), 0.0, 0
@@ -93,14 +92,13 @@ def alternate(terms: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None
 
 
 def round_steps(terms: HcefTerms, tau: int, allocation: Control) -> Control:
-    """Return an allocation with rho tau whole for every device, at most one off, and theta decided anew for these.
+    """Round rho tau to whole numbers, and solve theta again for these.
 
-    All are rounded down, then up again where deadlines and joules allow, those first that lost most.
+    All are rounded down, then up again where deadlines and joules allow, the largest fractions first.
 
     Args:
-        terms: The problem; rho_min is at least 1 / tau.
+        terms: rho_min must be at least 1 / tau.
         tau: Local iterations of a round at rho = 1.
-        allocation: The allocation of any rho.
     """
     exact = allocation.steps * tau
     count = np.floor(exact + NEAR)
@@ -116,11 +114,11 @@ def round_steps(terms: HcefTerms, tau: int, allocation: Control) -> Control:
     rounded = build_control(terms, (steps, sent), allocation.multiplier, sweeps=allocation.sweeps)
     return replace(
         rounded, bound=allocation.bound, gain_per_s=allocation.gain_per_s
-    )  # rounding leaves room that nobody was denied
+    )  # the room that rounding leaves is not a missed gain
 
 
 def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
-    """P2.1: return theta for these steps, and its multiplier."""
+    """Solve P2.1: theta for given rho, and the multiplier."""
     least, most = terms.least[1], sent_cap(terms, steps)
     joules, room = terms.send_joules, terms.energy_joules - float((steps * terms.step_joules).sum())
     free = joules <= 0
@@ -133,7 +131,7 @@ def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
 
 
 def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
-    """P2.2: return rho for what is sent, and its multiplier."""
+    """Solve P2.2: rho for given theta, and the multiplier."""
     least, most = terms.least[0], steps_cap(terms, sent)
     joules, room = terms.step_joules, terms.energy_joules - float((sent * terms.send_joules).sum())
     slope = (2 - sent) * terms.noise - 2 * terms.bend

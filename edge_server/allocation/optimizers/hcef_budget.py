@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a run stands.
+    """Position in a run.
 
     Attributes:
-        over: Global rounds that are over; l.
-        rounds: Global rounds in all; phi.
-        edge_over: Edge rounds of this global round that are over; r.
-        edge_rounds: Edge rounds of a global round; q.
+        over: l, completed global rounds.
+        rounds: phi, total number of global rounds.
+        edge_over: r, completed edge rounds of this global round.
+        edge_rounds: q, edge rounds per global round.
     """
 
     over: int
@@ -27,14 +27,13 @@ class Place(NamedTuple):
 
 
 def remaining(total: float, before: float, place: Place, now: float = 0.0, fixed: float = 0.0) -> float:
-    """Return the seconds or joules of the next edge round: below zero where more is spent, zero where none is left.
+    """Return the seconds or joules for the next edge round: negative if overspent, zero after the last round.
 
     Args:
         total: Budget of the whole run.
-        before: Spent in the global rounds that are over.
-        place: Where the run stands.
+        before: Spent in completed global rounds.
         now: Spent in this global round; for a deadline, by the cluster.
-        fixed: What a global round takes once besides, such as seconds of the backhaul.
+        fixed: Fixed cost per global round, such as seconds of the backhaul.
     """
     rounds_left, edge_left = place.rounds - place.over, place.edge_rounds - place.edge_over
     return ((total - before) / rounds_left - now - fixed) / edge_left if rounds_left > 0 and edge_left > 0 else 0.0

@@ -38,13 +38,13 @@ SAME, HOPELESS = 1e-12, 5
 
 @dataclass(frozen=True)
 class Start:
-    """Where changes begin.
+    """Starting point of the changes.
 
     Attributes:
-        face: Of every device, as far as one price says.
-        each: What devices do at the price.
+        face: Face of every device at the price.
+        each: Optimum of every device at the price.
         price: lambda.
-        gap: How far above the bound the best point is.
+        gap: Objective of the best point minus the bound.
     """
 
     face: NDArray[np.intp]
@@ -54,11 +54,10 @@ class Start:
 
 
 def change_faces(terms: HcefTerms, faces: Faces, start: Start, nearest: NDArray[np.intp]) -> Iterator[Point]:
-    """Yield points in which few devices are on another face, or send at a level between their faces.
+    """Yield points in which a few devices change faces, or send at a level between their faces.
 
     Args:
-        start: The faces to begin with.
-        nearest: Devices, those first that are nearest to changing.
+        nearest: Devices, nearest to changing first.
     """
     devices = nearest[:DEVICES]
     few = replace(terms, **{name: getattr(terms, name)[devices] for name in COLUMNS})
@@ -82,7 +81,7 @@ def change_faces(terms: HcefTerms, faces: Faces, start: Start, nearest: NDArray[
 
 
 def _levels_between_faces(few: HcefTerms) -> Array:
-    """Return what devices may send between their faces, of shape (levels, N)."""
+    """Return levels of theta between the faces, of shape (levels, N)."""
     theta = few.least[1]
     with np.errstate(all="ignore"):
         most = np.where(few.send_s > 0, (few.deadline_s - few.least[0] * few.step_s) / few.send_s, 1.0)
@@ -92,7 +91,7 @@ def _levels_between_faces(few: HcefTerms) -> Array:
 
 @dataclass(frozen=True)
 class _AbsorptionCost:
-    """What it costs all others to take up some joules: about their square times `bend`, at most `price` of each."""
+    """Cost of joules that all other devices absorb: about `bend` joules^2, at most `price` per joule."""
 
     bend: float
     price: float
@@ -107,14 +106,14 @@ class _AbsorptionCost:
         return cls(1 / (2 * give) if give > 0 else np.inf, start.price, max(start.gap, 0.0))
 
     def cost(self, joules_left: Array) -> Array:
-        """Return it for joules that are left; for those that lack, below zero."""
+        """Return the cost of remaining joules; negative amounts are overdrawn."""
         with np.errstate(invalid="ignore"):
             square = np.where(joules_left == 0, 0.0, self.bend * joules_left**2)
         return np.where(joules_left > 0, np.minimum(square, self.price * joules_left), square)
 
     @property
     def width(self) -> float:
-        """Joules left or overdrawn that are worth looking at."""
+        """Maximum joules, remaining or overdrawn, that are worth examining."""
         over = (self.gap / self.bend) ** 0.5 if self.bend < np.inf else 0.0
         return max(over, self.gap / self.price if self.price > 0 else 0.0)
 
@@ -122,13 +121,12 @@ class _AbsorptionCost:
 def _cheapest_choices(
     cost: Array, joules: Array, joules_left: float, absorption: _AbsorptionCost
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield choices of an option for each device, the ones that cost about the least first.
+    """Yield choices of one option per device, approximately cheapest first.
 
     Args:
-        cost: Of each option, of shape (options, N).
-        joules: Of each option, likewise, beyond those of a device's own.
-        joules_left: Joules that are left at its own.
-        absorption: What joules that are left or lack cost.
+        cost: Cost of each option, of shape (options, N).
+        joules: Joules of each option beyond those of the current one, of shape (options, N).
+        joules_left: Joules that remain with the current options.
     """
     unit = (2 * absorption.width + float(np.abs(joules).max(initial=0.0)) + abs(joules_left)) / BINS
     if not unit > 0:
@@ -138,7 +136,7 @@ def _cheapest_choices(
     moves = np.rint(joules / unit).astype(int)
     places, edge = np.arange(len(least)), int(np.abs(moves).max(initial=0))
     for device in range(cost.shape[1]):
-        reach = np.full(len(least) + 2 * edge, np.inf)  # no more can be left, or overdrawn, than the ends say
+        reach = np.full(len(least) + 2 * edge, np.inf)  # clamps moves beyond the ends of the grid
         reach[edge : edge + len(least)] = least
         totals = reach[places + edge + moves[:, device, None]] + cost[:, device, None]
         picks = totals.argmin(axis=0)
@@ -161,11 +159,11 @@ def _cheapest_choices(
 def search_level(
     terms: HcefTerms, faces: Faces, start: tuple[NDArray[np.intp], Array], *, device: int, worth: float
 ) -> Iterator[Point]:
-    """Yield points with one device that sends at other levels, by golden section, while they may be worth less.
+    """Search the best level of one device by golden section; stop if it cannot beat the best point.
 
     Args:
-        start: The face that each device is on, `FACES` for none of them, and what it sends then.
-        worth: Objective of the best point that is known.
+        start: Face of each device, `FACES` for between its faces, and theta.
+        worth: Objective of the best known point.
     """
     face, sent = start[0].copy(), start[1]
     face[device] = FACES

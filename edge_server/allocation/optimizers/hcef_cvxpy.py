@@ -17,7 +17,7 @@ SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
 
 @lru_cache(maxsize=16)
 def _compile_block(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any]]:
-    """Return: minimise slope @ x + bend |x|^2 subject to joules @ x <= room and a box."""
+    """Build: minimise slope @ x + bend |x|^2 subject to joules @ x <= room and a box."""
     x, bend = cp.Variable(count), cp.Parameter(nonneg=True)
     parameters = {name: cp.Parameter(count) for name in ("slope", "least", "most")}
     joules, room = cp.Parameter(count, nonneg=True), cp.Parameter()
@@ -28,7 +28,7 @@ def _compile_block(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any
 
 
 def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
-    """P2.1: return theta for these steps, and its multiplier."""
+    """Solve P2.1: theta for given rho, and the multiplier."""
     least = np.full(len(steps), terms.least[1])
     steps_joules = float((steps * terms.step_joules).sum())
     return _solve_block(
@@ -41,7 +41,7 @@ def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
 
 
 def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
-    """P2.2: return rho for what is sent, and its multiplier."""
+    """Solve P2.2: rho for given theta, and the multiplier."""
     least = np.full(len(sent), terms.least[0])
     sent_joules = float((sent * terms.send_joules).sum())
     slope = (2 - sent) * terms.noise - 2 * terms.bend
@@ -53,10 +53,10 @@ def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
 def _solve_block(
     slope: Array, bend: float, box: tuple[Array, Array], joules: Array, room: float
 ) -> tuple[Array, float]:
-    """Solve with figures near one, and put what comes out back within the box and the row.
+    """Solve with figures scaled to about one; clip the result to the box and the row.
 
     Raises:
-        cvxpy.SolverError: The solver gave up.
+        cvxpy.SolverError: The solver found no solution.
     """
     if not len(slope):
         return slope, 0.0
@@ -66,9 +66,9 @@ def _solve_block(
     parameters["least"].value, parameters["most"].value = box
     parameters["joules"].value, parameters["room"].value = joules / joule, min(room / joule, 2.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is close to what doubles hold
+        warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is near double precision
         problem.solve(solver=cp.CLARABEL, **SETTINGS)
-    x = np.clip(parameters["x"].value, *box)
+    x = np.clip(parameters["x"].value, box[0], box[1])
     over = float((joules * x).sum()) - room
     movable = float((joules * (x - box[0])).sum())
     if over > 0 and movable > 0:

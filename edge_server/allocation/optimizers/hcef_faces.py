@@ -21,13 +21,13 @@ NEAR, ROUNDING = 1e-9, 1e-12
 
 @dataclass(frozen=True)
 class Faces:
-    """Three faces a device, columns of shape (3, N): theta = x - y rho for rho in [low, high].
+    """Three faces per device, columns of shape (3, N): theta = x - y rho for rho in [low, high].
 
     Attributes:
-        x, y: Of the face.
-        low, high: Of rho. A face that a device has not is the point of its floors.
-        linear, bend: The objective on it is B + linear rho + bend rho^2.
-        still, drawn: The joules on it are still + drawn rho.
+        x, y: Coefficients of the line.
+        low, high: Range of rho. A missing face is the point of the device's floors.
+        linear, bend: The objective is B + linear rho + bend rho^2.
+        still, drawn: The joules are still + drawn rho.
     """
 
     x: Array
@@ -40,7 +40,7 @@ class Faces:
     drawn: Array
 
     def only(self, face: NDArray[np.intp]) -> Faces:
-        """Return one face a device, columns of shape (N,)."""
+        """Select one face per device, columns of shape (N,)."""
         at = face * len(face) + np.arange(len(face))
         return Faces(*(column.ravel().take(at) for column in vars(self).values()))
 
@@ -61,7 +61,7 @@ def build_faces(terms: HcefTerms) -> Faces:
     """Return the faces of all devices."""
     rho, theta = terms.least
     with np.errstate(all="ignore"):
-        full = (terms.deadline_s - terms.send_s) / terms.step_s  # steps in time when all is sent
+        full = (terms.deadline_s - terms.send_s) / terms.step_s  # steps in time if theta = 1
         most = (terms.deadline_s - theta * terms.send_s) / terms.step_s
         most = np.where(terms.step_s > 0, most, 1.0)
         full = np.where(terms.step_s > 0, full, np.where(terms.deadline_s >= terms.send_s, np.inf, -np.inf))
@@ -80,17 +80,17 @@ def build_faces(terms: HcefTerms) -> Faces:
 
 
 def add_level(terms: HcefTerms, faces: Faces, sent: Array) -> Faces:
-    """Return the faces and behind them one more a device: that it sends so much, as no face of its own does.
+    """Append one face per device with constant theta.
 
     Args:
-        sent: theta of each device, in time with its fewest steps.
+        sent: theta, in time with the fewest steps.
     """
     added = vars(level_faces(terms, sent)).values()
     return Faces(*(np.vstack((old, new)) for old, new in zip(vars(faces).values(), added, strict=True)))
 
 
 def level_faces(terms: HcefTerms, sent: Array) -> Faces:
-    """Return faces on which devices send so much, of shape (N,) or (levels, N)."""
+    """Build faces with constant theta, of shape (N,) or (levels, N)."""
     with np.errstate(all="ignore"):
         most = np.where(terms.step_s > 0, (terms.deadline_s - sent * terms.send_s) / terms.step_s, 1.0)
     low = np.full(sent.shape, terms.least[0])
@@ -106,7 +106,7 @@ def _build_lines(terms: HcefTerms, line: tuple[Array, Array], low: Array, high: 
 
 
 def optimize_at_price(terms: HcefTerms, faces: Faces, multiplier: float) -> PricedOptimum:
-    """Let every device do what is best for it at this price of a joule."""
+    """Optimize every device separately at a price of a joule (Lagrangian relaxation)."""
     slope = faces.linear + multiplier * faces.drawn
     with np.errstate(all="ignore"):
         steps = np.where(faces.bend > 0, -slope / (2 * faces.bend), np.where(slope > 0, -np.inf, np.inf))
@@ -116,16 +116,16 @@ def optimize_at_price(terms: HcefTerms, faces: Faces, multiplier: float) -> Pric
     face = np.where(cost[2] < np.minimum(cost[0], cost[1]), 2, face)
     at = face, np.arange(len(face))
     joules = float((faces.still[at] + faces.drawn[at] * steps[at]).sum())
-    paid = multiplier * terms.energy_joules if multiplier else 0.0  # at no price, there may be no limit
+    paid = multiplier * terms.energy_joules if multiplier else 0.0  # E may be infinite at price zero
     least = float(cost[at].sum()) + terms.bend * len(face) - paid
     return PricedOptimum(face, steps[at], joules, least, cost, steps)
 
 
 def solve_on_faces(terms: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
-    """Return the best point with every device on its face, None where even the least joules on them exceed E.
+    """Return the best point with each device on a given face; None if the fewest joules there exceed E.
 
     Args:
-        face: Number of the face that each device is on.
+        face: Face number of each device.
     """
     lines = faces.only(face)
     low, high, linear, bend, still, drawn = lines.low, lines.high, lines.linear, lines.bend, lines.still, lines.drawn
@@ -148,17 +148,12 @@ def solve_on_faces(terms: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Po
 
 
 def point_on_face(lines: Faces, steps: Array, terms: HcefTerms) -> Point:
-    """Return the point with these steps on one face a device.
-
-    Args:
-        lines: The faces, columns of shape (N,).
-        steps: rho.
-    """
+    """Return the point with the given rho on one face per device, columns of shape (N,)."""
     return steps, np.clip(lines.x - lines.y * steps, terms.least[1], 1.0)
 
 
 def nearest_faces(faces: Faces, point: Point) -> NDArray[np.intp]:
-    """Return the face that each device's point is nearest to."""
+    """Return the face nearest to each device's point."""
     steps, sent = point
     off = np.abs(sent - (faces.x - faces.y * steps)) + np.abs(steps - np.clip(steps, faces.low, faces.high))
     nearest: NDArray[np.intp] = np.argmin(off, axis=0)
@@ -166,11 +161,10 @@ def nearest_faces(faces: Faces, point: Point) -> NDArray[np.intp]:
 
 
 def estimate_price(faces: Faces, point: Point, otherwise: float) -> float:
-    """Return what one more joule takes off the objective where devices are free to use it; their median.
+    """Estimate the price of a joule at a point: median over devices inside their faces.
 
     Args:
-        point: rho and theta.
-        otherwise: Where no device is free to.
+        otherwise: Result if there is no such device.
     """
     steps, sent = point
     lines = faces.only(nearest_faces(faces, point))

@@ -34,13 +34,12 @@ COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
 
 
 def redistribute_joules(terms: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Iterator[Point]:
-    """Yield better and better points where these devices share out anew what they spend at a point.
+    """Redistribute the joules of some devices at a point; yields improving points.
 
-    First from a grid of all their joules beyond their floors, then from finer ones around what was found.
+    Starts with a grid of all their joules beyond the floors, followed by finer grids around the result.
 
     Args:
-        point: rho and theta to begin with.
-        devices: Among which joules are shared out anew.
+        devices: Devices among which joules are redistributed.
     """
     few = replace(terms, **{name: getattr(terms, name)[devices] for name in COLUMNS})
     floors = few.least[0] * few.step_joules + few.least[1] * few.send_joules
@@ -56,17 +55,17 @@ def redistribute_joules(terms: HcefTerms, point: Point, devices: NDArray[np.intp
 
 
 def refine_around(terms: HcefTerms, joules: Array, unit: float) -> Iterator[Point]:
-    """Yield better and better points where all devices share out anew, from about what they spend.
+    """Redistribute the joules of all devices near an approximate solution; yields improving points.
 
     Args:
-        joules: Joules of each, about.
-        unit: Of joules; each device's may be some of them off.
+        joules: Approximate joules of each device.
+        unit: Step of the first grid, in joules.
     """
     yield from _refine(terms, terms.energy_joules, (joules, unit), np.arange(-2 * NARROWER, 2 * NARROWER + 1))
 
 
 def _refine(few: HcefTerms, energy: float, start: tuple[Array, float], options: NDArray[np.intp]) -> Iterator[Point]:
-    """Yield the best of what devices can spend, so many units more than at the start; then of finer units around it."""
+    """Yield the best point on a grid around the start, then on finer grids around each result."""
     floors = few.least[0] * few.step_joules + few.least[1] * few.send_joules
     (joules, unit), rows = start, np.arange(len(floors))
     for _ in range(TIMES):
@@ -85,12 +84,12 @@ def _refine(few: HcefTerms, energy: float, start: tuple[Array, float], options: 
 
 @dataclass(frozen=True)
 class Cells:
-    """A bound from below by cells of joules.
+    """Lower bound by cells of joules.
 
     Attributes:
-        bound: No allocation is below it.
-        joules: Of each device at the lower end of its cell, in what the bound is of; None where nothing can be better
-            than what there is.
+        bound: Lower bound of the objective.
+        joules: Lower end of each device's cell in the choice that attains the bound; None if no choice can beat the
+            known allocation.
     """
 
     bound: float
@@ -98,13 +97,13 @@ class Cells:
 
 
 def bound_by_cells(terms: HcefTerms, faces: tuple[Array, Array], price: float, most: float, count: int) -> Cells:
-    """Bound P2 from below.
+    """Compute a lower bound of P2.
 
     Args:
-        faces: Joules and objective of what is best for each device on each of its faces at the price, of shape (3, N).
-        price: lambda, what a joule costs.
-        most: The objective of an allocation that there is: what cannot be better is not looked at.
-        count: Cells of all joules beyond the floors.
+        faces: Joules and objective of each device's optimum on each face at the price, of shape (3, N).
+        price: lambda, price of a joule.
+        most: Objective of a known allocation; worse choices are pruned.
+        count: Number of cells into which the joules beyond the floors are divided.
     """
     floors = terms.least[0] * terms.step_joules + terms.least[1] * terms.send_joules
     room = terms.energy_joules - float(floors.sum())
@@ -114,7 +113,7 @@ def bound_by_cells(terms: HcefTerms, faces: tuple[Array, Array], price: float, m
     worth = np.minimum(worth[:, :-1], worth[:, 1:])
     face_joules, least = faces[0], faces[1] + price * faces[0]
     places, rows = (face_joules - floors) / unit, np.arange(len(floors))
-    for off in (-NEAR, NEAR):  # at an end between two cells it is in both
+    for off in (-NEAR, NEAR):  # a point between two cells belongs to both
         cell = np.clip(np.floor(places + off), 0, worth.shape[1] - 1).astype(np.intp)
         for face in range(len(cell)):
             worth[rows, cell[face]] = np.minimum(worth[rows, cell[face]], least[face])
@@ -130,12 +129,12 @@ def bound_by_cells(terms: HcefTerms, faces: tuple[Array, Array], price: float, m
 
 
 def _least_sum(rows: list[Array], spare: float, besides: Array) -> tuple[float, NDArray[np.intp]] | None:
-    """Return the least sum of one number of each row and of what their places together cost; None if above `spare`.
+    """Pick one number per row with the least sum, including the cost of the sum of their indices.
 
     Args:
-        rows: Numbers that are not below zero.
-        spare: What is above it is not looked at.
-        besides: What each sum of places costs, as far as there is room for them.
+        rows: Non-negative numbers.
+        spare: Upper limit of the sum; None is returned above it.
+        besides: Cost of each sum of indices; its length limits that sum.
     """
     room = len(besides) - 1
     least, stages, allowed = np.zeros(1), [], [np.flatnonzero(row <= spare) for row in rows]
@@ -163,7 +162,7 @@ def _least_sum(rows: list[Array], spare: float, besides: Array) -> tuple[float, 
 
 
 def _pick_options(worth: Array, room: int) -> NDArray[np.intp]:
-    """Return an option of each row, the least sum of worths with a sum of options up to `room`."""
+    """Pick one option per row with the least total worth, such that the option numbers sum to at most `room`."""
     rows, count = worth.shape
     room = min(room, rows * (count - 1))
     offsets = np.arange(room + 1)[:, None] - np.arange(count)
@@ -180,7 +179,7 @@ def _pick_options(worth: Array, room: int) -> NDArray[np.intp]:
 
 
 def best_within(terms: HcefTerms, limit: Array) -> Point:
-    """Return the best point of each device that spends no more than these joules, of shape (N, levels)."""
+    """Return each device's best point within a limit of joules, of shape (N, levels)."""
     rho, theta = terms.least
     step_s, send_s, step_joules, send_joules, deadline = (
         column[:, None]
@@ -188,7 +187,7 @@ def best_within(terms: HcefTerms, limit: Array) -> Point:
     )
     with np.errstate(all="ignore"):
         unit = np.ones_like(limit)
-        x = np.stack((unit, deadline / send_s * unit, limit / send_joules))  # theta <= x - y rho, three times
+        x = np.stack((unit, deadline / send_s * unit, limit / send_joules))  # three limits theta <= x - y rho
         y = np.stack((0 * unit, step_s / send_s * unit, step_joules / send_joules * unit))
         limits = ((deadline - theta * send_s) / step_s, (limit - theta * send_joules) / step_joules)
         most = np.clip(np.fmin(np.fmin(unit, limits[0]), limits[1]), rho, 1.0)

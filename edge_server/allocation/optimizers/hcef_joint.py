@@ -64,7 +64,7 @@ STARTS = 16
 
 
 def solve(problem: Hcef) -> Control:
-    """Return a feasible allocation with its certified gap; where there is room for floors alone, the floors."""
+    """Return a feasible allocation with a certified gap; only the floors if there is no room for more."""
     terms = derive_terms(problem)
     floors = np.full(len(terms.step_s), terms.least[0]), np.full(len(terms.step_s), terms.least[1])
     if terms.floor_joules >= terms.energy_joules * (1 - ROUNDING):
@@ -90,13 +90,13 @@ def solve(problem: Hcef) -> Control:
 
 
 def _alternate_from(terms: HcefTerms, steps: Array) -> Point:
-    """Return where alternation from these steps ends."""
+    """Return the point where alternation from given steps ends."""
     last = alternate(terms, steps)
     return last.steps, last.sent
 
 
 def _try_random_starts(terms: HcefTerms, best: Point) -> Point:
-    """Return the best of where alternation ends from scattered steps: a few devices share joules in many ways."""
+    """Return the best end point of alternation from random steps: few devices have many local optima."""
     cap = steps_cap(terms, np.full(len(best[0]), terms.least[1]))
     for drawn in np.random.default_rng(0).random((STARTS, len(best[0]))):
         point = _alternate_from(terms, np.clip(drawn, terms.least[0], cap))
@@ -108,9 +108,9 @@ def _try_random_starts(terms: HcefTerms, best: Point) -> Point:
 def _improve_by_alternation(
     terms: HcefTerms, faces: Faces, sides: tuple[PricedOptimum, PricedOptimum], best: Point
 ) -> Point:
-    """Return the best of where alternation ends, with the best level of the one device that it left between its faces.
+    """Return the best end point of alternation, with the level of its one device between faces optimized.
 
-    From what devices do on either side of the bound's price, and from halfway between that and the best point so far.
+    Starts from the optima on both sides of the bound's price, and halfway between them and the best point so far.
     """
     under, over = (side.steps for side in sides)
     for steps in (under, over, (under + best[0]) / 2):
@@ -130,7 +130,7 @@ def _improve_by_alternation(
 def _close_gap_by_cells(
     terms: HcefTerms, faces: Faces, price: float, start: tuple[Point, float]
 ) -> tuple[Point, float]:
-    """Close in on the optimum of few devices from both sides, with finer and finer cells of joules."""
+    """Improve the best point and the bound of few devices, with increasingly fine cells of joules."""
     best, bound = start
     if len(terms.step_s) > MANY:
         return best, bound
@@ -154,7 +154,7 @@ def _close_gap_by_cells(
 
 
 def _points_near(terms: HcefTerms, faces: Faces, joules: Array, unit: float) -> Iterator[Point]:
-    """Yield points in which devices spend about these joules: just those, and on the faces that those lie on."""
+    """Yield points at about the given joules: exactly these, and on their nearest faces."""
     steps, sent = best_within(terms, joules[:, None])
     yield steps[:, 0], sent[:, 0]
     if len(joules) <= FEW:
@@ -175,7 +175,7 @@ def _better(terms: HcefTerms, point: Point, candidate: Point) -> Point:
 
 
 def _bracket_price(terms: HcefTerms, faces: Faces) -> tuple[tuple[float, PricedOptimum], tuple[float, PricedOptimum]]:
-    """Return two neighbouring multipliers: all keep to E at the one, not at the other; both zero if they need not."""
+    """Return two neighbouring prices, the first within E, the second beyond; both zero if E does not bind."""
     energy = terms.energy_joules
     over = 0.0, optimize_at_price(terms, faces, 0.0)
     if over[1].joules <= energy:
@@ -190,9 +190,10 @@ def _bracket_price(terms: HcefTerms, faces: Faces) -> tuple[tuple[float, PricedO
     for step in range(1, NARROWINGS + 1):
         (high, under_side), (low, over_side) = under, over
         excess, spare = over_side.joules - energy, energy - under_side.joules
-        if excess + spare <= 0:  # apart from rounding, no price changes what all spend
+        if excess + spare <= 0:  # except for rounding, no price changes the joules
             break
-        meet = low + (under_side.bound - over_side.bound + spare * (high - low)) / (excess + spare)  # of both tangents
+        # The tangents of both sides meet here.
+        meet = low + (under_side.bound - over_side.bound + spare * (high - low)) / (excess + spare)
         top = over_side.bound + excess * (meet - low)
         if top - max(over_side.bound, under_side.bound) <= CLOSE * abs(top):
             break
@@ -205,8 +206,8 @@ def _bracket_price(terms: HcefTerms, faces: Faces) -> tuple[tuple[float, PricedO
 def _candidates(
     terms: HcefTerms, faces: Faces, under: tuple[float, PricedOptimum], over: tuple[float, PricedOptimum]
 ) -> Iterator[Point]:
-    """Yield feasible points: the faces of both sides, then those with one device after the other on another face."""
-    if under[0] == 0:  # energy is no limit
+    """Yield feasible points: the faces of both sides, then changes of single devices."""
+    if under[0] == 0:  # E does not bind
         yield point_on_face(faces.only(under[1].face), under[1].steps, terms)
         return
     best, least = under[1].face, np.inf
@@ -230,11 +231,11 @@ def _candidates(
 def _split_changing_devices(
     terms: HcefTerms, faces: Faces, under: PricedOptimum, over: PricedOptimum
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield faces between those on both sides: of the devices that change theirs, so many as there are joules for.
+    """Yield faces between both sides: as many devices change theirs as there are joules for.
 
-    Equal devices change theirs at one price, all of them. How many should is a convex question, so that the best whole
-    number is beside the share of them with which all joules are spent. What a device spends on a face is read at the
-    price of that side: the two prices lie far apart where one side stays at its floors over a range of prices.
+    Equal devices all change faces at the same price. The objective is convex in the number that changes, so that the
+    best number is next to the fraction that spends all joules. The joules of a device on a face are taken at the price
+    of that side: the two prices differ much if one side stays at its floors over a range of prices.
     """
     moves = np.flatnonzero(under.face != over.face)
     ranked = np.sort(under.cost, axis=0)
@@ -249,7 +250,7 @@ def _split_changing_devices(
 
 
 def _order_by_gap(cost: Array, face: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the devices, those nearest to changing faces first, but of devices that are equal only one at a time."""
+    """Return the devices by the gap to their second-best face, with equal devices spread out."""
     ranked = np.sort(cost, axis=0)
     gap = ranked[1] - ranked[0]
     order = np.lexsort((face, gap))

@@ -19,21 +19,21 @@ TIGHT = 1e-9
 
 @dataclass(frozen=True)
 class Hcef:
-    """One edge round; a column has one entry a device, and one value stands for all.
+    """Input of one edge round; a column has one entry per device, and a single value applies to all.
 
     Attributes:
         mu_s: mu_n, seconds of a local iteration; infinite for no clock.
         nu_s: nu_n, seconds to upload the full model; infinite for no link.
         alpha_joules: alpha_n, joules of a local iteration.
         tx_w: p_n, watts while sending.
-        deadline_s: D_n.
-        energy_joules: E.
+        deadline_s: D_n, in seconds.
+        energy_joules: E, joules of all devices together.
         tau: Local iterations of a round at rho = 1.
         sigma2: sigma^2, variance of the minibatch gradients.
         g2: G^2, squared norm of the gradient.
-        least_steps: rho_min.
-        least_sent: theta_min.
-        weight_add: w, 3 as printed; 1 is what Appendix D yields.
+        least_steps: rho_min, in (0, 1].
+        least_sent: theta_min, in (0, 1].
+        weight_add: w, 3 as printed; Appendix D yields 1.
     """
 
     mu_s: Array
@@ -52,19 +52,19 @@ class Hcef:
 
 @dataclass(frozen=True)
 class Control:
-    """The allocation.
+    """Allocation: result of P2.
 
     Attributes:
         steps: rho_n, share of the tau local iterations.
         sent: theta_n, share of the change's coordinates.
-        bound: What keeps each device from more, a `Bound`.
-        multiplier: lambda, what one more joule of E would take off the objective.
-        gain_per_s: What one more second of its deadline would take off it, by device, the joules paid at lambda.
-        objective: (15a).
-        least_objective: No allocation can be below it; None for the alternation, which cannot tell.
-        feasible: Whether the floors of all fit their deadlines and E.
-        enough_s: Seconds that each device's floors take.
-        enough_joules: Joules that all floors take.
+        bound: `Bound` of each device.
+        multiplier: lambda, decrease of the objective per additional joule of E.
+        gain_per_s: Decrease of the objective per additional second of a device's deadline; joules cost lambda.
+        objective: Value of (15a).
+        least_objective: Lower bound of (15a); None for alternation, which gives none.
+        feasible: Whether all floors fit their deadlines and E.
+        enough_s: Seconds of each device's floors.
+        enough_joules: Joules of all floors.
     """
 
     steps: Array
@@ -81,7 +81,7 @@ class Control:
 
     @property
     def gap(self) -> float | None:
-        """How far above the optimum it may be at most, as a share of the objective."""
+        """Maximum distance from the optimum, as a share of the objective; None without a lower bound."""
         if self.least_objective is None:
             return None
         return max(0.0, self.objective - self.least_objective) / max(abs(self.objective), 1e-300)
@@ -89,25 +89,25 @@ class Control:
 
 @dataclass(frozen=True)
 class HcefTerms:
-    """The problem in the terms of the docstring above; who cannot take part costs nothing and has its floors.
+    """P2 in the symbols of `hcef`; devices that cannot take part cost nothing and have their floors.
 
     Attributes:
-        step_s: tau mu_n.
-        send_s: nu_n.
-        step_joules: tau alpha_n.
-        send_joules: p_n nu_n.
-        deadline_s: D_n, at least what the floors take.
-        energy_joules: E, at least what the floors count as.
+        step_s: tau mu_n, seconds of all steps.
+        send_s: nu_n, seconds of a full upload.
+        step_joules: tau alpha_n, joules of all steps.
+        send_joules: p_n nu_n, joules of a full upload.
+        deadline_s: D_n, raised to the seconds of the floors.
+        energy_joules: E, raised to `floor_joules`.
         noise: sigma^2 + G^2.
         bend: w G^2.
-        least: rho_min and theta_min.
-        valid: Whose figures can be true.
-        able: Who has a link and a clock.
-        on_time: Whose floors fit its deadline.
-        dear: Whose floors take more than an equal part of E where all floors together exceed it: they have no more than
-            their floors, and count as that part, so that the others keep theirs.
-        floor_joules: What all floors count as.
-        enough_s, enough_joules: As in the allocation.
+        least: (rho_min, theta_min).
+        valid: Devices with valid figures.
+        able: Devices with a link and a clock.
+        on_time: Devices whose floors fit their deadlines.
+        dear: Devices whose floors take more than an equal part of E, if all floors together exceed E: they get only
+            their floors, and are charged that part, so that the others keep theirs.
+        floor_joules: Joules charged for all floors.
+        enough_s, enough_joules: See `Control`.
     """
 
     step_s: Array
@@ -129,11 +129,11 @@ class HcefTerms:
 
 
 Point: TypeAlias = tuple[Array, Array]
-"""rho and theta."""
+"""(rho, theta), one column each."""
 
 
 def derive_terms(problem: Hcef) -> HcefTerms:
-    """Sort out whose figures can be true and whose floors fit."""
+    """Derive validity, floors and scaled costs of the devices."""
     count = len(problem.mu_s)
     told_columns = (problem.mu_s, problem.nu_s, problem.alpha_joules, problem.tx_w, problem.deadline_s)
     mu, nu, alpha, tx, deadline = (column(x, count) for x in told_columns)
@@ -175,19 +175,19 @@ def derive_terms(problem: Hcef) -> HcefTerms:
 
 
 def _scale_moments(*moments: float) -> tuple[float, ...]:
-    """Return figures that are not below zero; where one is too large to reckon with, all divided by the same."""
+    """Clip moments to non-negative values; if one exceeds `MOST`, scale all down by the same factor."""
     finite = [min(max(0.0, moment), sys.float_info.max) for moment in moments]
     largest = max(finite)
     return tuple(clip_figure(moment / largest * MOST if largest > MOST else moment) for moment in finite)
 
 
 def sent_cap(terms: HcefTerms, steps: Array) -> Array:
-    """Return the most that a device can send in time after these steps."""
+    """Return the largest theta in time for given rho."""
     return _cap(terms.deadline_s - steps * terms.step_s, terms.send_s, terms.least[1])
 
 
 def steps_cap(terms: HcefTerms, sent: Array) -> Array:
-    """Return the most steps with which a device can send that in time."""
+    """Return the largest rho in time for given theta."""
     return _cap(terms.deadline_s - sent * terms.send_s, terms.step_s, terms.least[0])
 
 
@@ -203,20 +203,14 @@ def objective_terms(terms: HcefTerms, point: Point) -> Array:
 
 
 def total_joules(terms: HcefTerms, point: Point) -> float:
-    """Return what all spend."""
+    """Return the joules of all devices."""
     return float((point[0] * terms.step_joules + point[1] * terms.send_joules).sum())
 
 
 def build_control(
     terms: HcefTerms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
 ) -> Control:
-    """Return what a point amounts to, and why it is as it is.
-
-    Args:
-        point: rho and theta.
-        multiplier: lambda.
-        least_objective: A bound from below, where there is one.
-    """
+    """Complete a point and multiplier lambda to an allocation: bounds, gains, objective."""
     steps, sent = point
     took = steps * terms.step_s + sent * terms.send_s
     in_time = took >= terms.deadline_s * (1 - TIGHT)

@@ -23,24 +23,24 @@ from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, co
 
 @dataclass(frozen=True)
 class KeepRatio:
-    """One round; a column has one entry a device or one for all, a table one a ratio.
+    """Input of one round; a column has one entry per device or one for all, a table one per ratio.
 
     Attributes:
         step_s: Seconds of a step on the full model; infinite for no clock.
         up_bits_per_s: R_up_k; zero for no link.
-        ratios: Candidates p, rising, in (0, 1].
-        up_bytes: Table of what goes up; rises.
-        down_bytes: Table of what comes down; rises, or is zero where that is not counted.
-        down_bits_per_s: R_down_k; infinite where that is not counted.
-        deadline_s: Infinite for none.
+        ratios: Candidates p, ascending, in (0, 1].
+        up_bytes: Table of upload bytes, ascending.
+        down_bytes: Table of download bytes, ascending; zero to ignore downloads.
+        down_bits_per_s: R_down_k; infinite to ignore downloads.
+        deadline_s: Infinite for no limit.
         step_joules: Joules of a step on the full model.
         tx_w, rx_w: Watts while sending and while receiving.
         energy_joules: Infinite for no limit.
-        memory_bytes: Table of what training takes; rises.
+        memory_bytes: Table of training memory, ascending.
         memory_limit_bytes: Infinite for no limit.
-        curve: Table of a step's time relative to the full model's; rises. None for (2 + p^2) / 3.
+        curve: Table of a step's time relative to the full model's, ascending. None for (2 + p^2) / 3.
         continuous: Whether ratios between the candidates may be chosen.
-        fixed_keep: The ratio of a device that has it once and for all; NaN for one that has not.
+        fixed_keep: Ratio of a device that it keeps for the whole run; NaN without one.
     """
 
     step_s: Array
@@ -64,18 +64,18 @@ class KeepRatio:
 
 @dataclass(frozen=True)
 class KeepAllocation:
-    """The allocation; a device that can do with no ratio gets the smallest, and is not `fits`.
+    """Allocation; a device that fits no ratio gets the smallest, with `fits` false.
 
     Attributes:
-        keep: p_k.
-        bound: What keeps each device from a larger one, a `Bound`.
-        seconds, joules: What its round will take.
-        memory_bytes: What its training will take.
-        up_bytes: What it will send.
-        fits: Whether that is within its limits, by device.
-        feasible: Whether it is for all.
-        gain_per_s, gain_per_joule, gain_per_byte: What one more of each would add to p_k, where that alone binds.
-        enough_s, enough_joules, enough_bytes: What the smallest ratio takes, or the one that a device has for good.
+        keep: p_k, keep ratio.
+        bound: `Bound` of each device.
+        seconds, joules: Predicted cost of the round, by device.
+        memory_bytes: Predicted training memory.
+        up_bytes: Predicted upload size.
+        fits: Whether a device is within its limits.
+        feasible: Whether all devices are.
+        gain_per_s, gain_per_joule, gain_per_byte: Increase of p_k per additional unit, if only that limit binds.
+        enough_s, enough_joules, enough_bytes: Cost of the smallest ratio, or of a fixed one.
     """
 
     keep: Array
@@ -95,7 +95,7 @@ class KeepAllocation:
 
 
 def solve(problem: KeepRatio) -> KeepAllocation:
-    """Return the largest ratios; nothing that devices say makes it fail."""
+    """Return the largest ratios; does not fail whatever devices report."""
     ratios = np.asarray(problem.ratios, np.float64)
     costs, valid = _costs(problem, ratios)
     count = len(valid)
@@ -137,7 +137,7 @@ def solve(problem: KeepRatio) -> KeepAllocation:
 
 
 def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
-    """Return seconds, joules and bytes of every device at every ratio, and whose figures can be true."""
+    """Return seconds, joules and bytes of every device at every ratio, and the mask of valid devices."""
     count = len(problem.step_s)
     columns = (
         problem.step_s, problem.steps, problem.up_bits_per_s, problem.down_bits_per_s, problem.step_joules,
@@ -162,7 +162,7 @@ def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
 
 
 def _largest(ratios: Array, cost: Array, limit: Array) -> Array:
-    """Return the largest ratio at which a cost is within its limit; zero for none."""
+    """Return the largest ratio within a cost limit, interpolated linearly; zero if there is none."""
     within = cost <= limit[:, None]
     last = np.where(within.all(axis=1), len(ratios), np.argmin(within, axis=1)) - 1
     rows, at = np.arange(len(limit)), np.clip(last, 0, max(0, len(ratios) - 2))
@@ -175,7 +175,7 @@ def _largest(ratios: Array, cost: Array, limit: Array) -> Array:
 
 
 def _round_down(ratios: Array, keep: Array) -> Array:
-    """Return the largest candidate that is not above."""
+    """Return the largest candidate at or below `keep`."""
     return ratios[np.maximum(np.searchsorted(ratios, keep, side="right") - 1, 0)]
 
 
@@ -196,7 +196,7 @@ def _interpolate(ratios: Array, cost: Array, keep: Array) -> Array:
 
 
 def _slope(ratios: Array, cost: Array, keep: Array) -> Array:
-    """Return how much of a ratio one more of the cost buys, just above what is kept."""
+    """Return the increase of the ratio per unit of cost, just above `keep`."""
     low, high = _cell(ratios, keep)
     rows = np.arange(len(keep))
     with np.errstate(all="ignore"):

@@ -18,9 +18,9 @@ from edge_server.allocation.optimizers.water_filling import Ramps
 
 @dataclass(frozen=True)
 class _Bracket:
-    """Two levels for each device, and what all others take there: just above the left one, below and above the right.
+    """Two levels per device, and the amount of all others just above `lower`, just below and above `upper`.
 
-    Between them, nobody but the device itself starts or ends. A column has one entry a device.
+    Between them no other device's ramp starts or ends. A column has one entry per device.
     """
 
     lower: Array
@@ -30,7 +30,7 @@ class _Bracket:
     above_upper: Array
 
     def others_at(self, level: Array) -> Array:
-        """Return what all others take at a level in between; without an end on a side, as much as at the other."""
+        """Return the amount of all others at a level inside; constant if one end is infinite."""
         with np.errstate(all="ignore"):
             share = (level - self.lower) / (self.upper - self.lower)
             line = self.at_lower + share * (self.below_upper - self.at_lower)
@@ -38,13 +38,12 @@ class _Bracket:
         return amounts
 
     def narrow(self, level: Array, inside: Mask, others: Array, *, under: Mask) -> _Bracket:
-        """Return the bracket with a level at which others have no jump in place of its left or right end.
+        """Replace the lower or upper end by a level at which others have no jump.
 
         Args:
-            level: A level in each bracket.
-            inside: Whether the level lies within the bracket.
-            others: What all others take at the level.
-            under: Whether the level becomes the left end; else the right one.
+            inside: Whether the level lies within the bracket; others are unchanged.
+            others: Amount of all others at the level.
+            under: Whether the level becomes the lower end; else the upper one.
         """
         up, down = inside & under, inside & ~under
         return _Bracket(
@@ -57,11 +56,7 @@ class _Bracket:
 
 
 def refill(ramps: Ramps, changed: Ramps, room: float) -> Array:
-    """Return what each device would take if its ramp alone were the one of `changed`: as `fill` would give it then.
-
-    Args:
-        changed: Each device's other ramp.
-    """
+    """Return the amount that `fill` would give each device if only its own ramp were that of `changed`."""
     lows = ramps.low.sum() - ramps.low + changed.low
     highs = ramps.high.sum() - ramps.high + changed.high
     short, ample = ~(lows < room), highs <= room
@@ -71,7 +66,7 @@ def refill(ramps: Ramps, changed: Ramps, room: float) -> Array:
 
 
 def _refilled_amounts(ramps: Ramps, changed: Ramps, room: float) -> Array:
-    """Return the amounts of those whose water ends between the sum of all lows and that of all highs."""
+    """Return the amounts of devices with a level between all lows and all highs."""
     bracket = _find_brackets(ramps, changed, room)
     for edge in (changed.start, changed.end):
         others = bracket.others_at(edge)
@@ -90,7 +85,7 @@ def _refilled_amounts(ramps: Ramps, changed: Ramps, room: float) -> Array:
 
 
 def _find_brackets(ramps: Ramps, changed: Ramps, room: float) -> _Bracket:
-    """Return for each device the neighbours among all starts and ends between which its level is."""
+    """Return for each device the neighbouring starts or ends around its level."""
     points = np.unique(np.concatenate((ramps.start, ramps.end)))
     points, last = np.concatenate(([-np.inf], points, [np.inf])), len(points) + 1
     sums = np.full((2, last + 1), np.nan)

@@ -21,7 +21,7 @@ FEW, NARROW = 512, 1e-13
 
 @dataclass(frozen=True)
 class Ramps:
-    """What each device would take at each level; columns of one length, low <= high, start <= end, all finite."""
+    """Amount of each device as a function of the level; columns with low <= high, start <= end, all finite."""
 
     start: Array
     end: Array
@@ -29,22 +29,22 @@ class Ramps:
     high: Array
 
     def above(self, level: float | Array) -> Array:
-        """Return the amounts at a level, or at one for each device, with the jumps that are there."""
+        """Return the amounts at a level (one for all, or one per device), after jumps at that level."""
         return np.where(level >= self.end, self.high, np.where(level <= self.start, self.low, self._line(level)))
 
     def below(self, level: float | Array) -> Array:
-        """Return the amounts at a level, or at one for each device, without the jumps that are there."""
+        """Return the amounts at a level (one for all, or one per device), before jumps at that level."""
         return np.where(level <= self.start, self.low, np.where(level >= self.end, self.high, self._line(level)))
 
     def _line(self, level: float | Array) -> Array:
-        with np.errstate(all="ignore"):  # jumps and far ends: their lines are not looked at
+        with np.errstate(all="ignore"):  # jumps and far ends: callers discard these lines
             share: Array = (level - self.start) / (self.end - self.start)
             return self.low + share * (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The water's level and every device's amount; `fits` is false where even all lows together exceed the room."""
+    """Level and amount of every device; `fits` is false if the lows together exceed the room."""
 
     level: float
     amount: Array
@@ -52,11 +52,7 @@ class Filled:
 
 
 def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
-    """Return the highest level up to `most` at which all have room; all lows where there is none.
-
-    Args:
-        ramps: What each device would take at each level.
-    """
+    """Fill the room to the highest level up to `most`; all lows if even they exceed the room."""
     if not ramps.low.sum() < room:
         return Filled(float(ramps.start.min(initial=most)), ramps.low, bool(ramps.low.sum() <= room))
     top = ramps.above(most)
@@ -70,9 +66,9 @@ def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
 
 
 def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
-    """Return neighbours among all starts and ends: the sum is below the room at the one, not at the other.
+    """Return neighbouring starts or ends: the sum is below the room at the first, not at the second.
 
-    By halves: who is below its start or above its end in what is left is summed up and not looked at again.
+    Bisects by medians; ramps that are constant in the remaining interval are summed up once and dropped.
     """
     points = np.concatenate((ramps.start, ramps.end))
     points, lower, upper, moving = points[points < most], -math.inf, most, _Sum.of(ramps)
@@ -95,10 +91,11 @@ def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sum of ramps at a level, quickly and but for rounding; `fixed` are those that no longer move.
+    """Fast sum of ramps at a level, exact except for rounding.
 
     Attributes:
-        jumps: Whether any of them is a jump.
+        jumps: Whether any ramp is a jump.
+        fixed: Sum of the ramps that are constant in the remaining interval.
     """
 
     start: Array
@@ -110,21 +107,21 @@ class _Sum:
 
     @classmethod
     def of(cls, ramps: Ramps) -> _Sum:
-        """Take a ramp that is as narrow as rounding for a jump at its end."""
+        """Build the sum; ramps as narrow as rounding error become jumps at their ends."""
         height, width = ramps.high - ramps.low, ramps.end - ramps.start
         wide = width > NARROW * np.abs(ramps.end)
         slope = np.divide(height, width, out=np.zeros_like(height), where=wide)
-        height[wide] = 0.0  # what is left are jumps
+        height[wide] = 0.0  # the remaining heights are jumps
         return cls(ramps.start, ramps.end, slope, height, bool(height.any()), float(ramps.low.sum()))
 
     def at(self, level: float) -> float:
-        """Return the sum, with the jumps that are there."""
+        """Return the sum after jumps at that level."""
         risen = (np.minimum(np.maximum(self.start, level), self.end) - self.start) @ self.slope
         total = float(self.fixed + risen)
         return total + float((self.end <= level) @ self.jump) if self.jumps else total
 
     def only(self, moves: Mask, *, above: bool) -> _Sum:
-        """Return the sum with all others settled above their ends or below their starts."""
+        """Drop the ramps that do not move: above their ends, or below their starts."""
         full = ((self.end - self.start) * self.slope + self.jump) @ ~moves if above else 0.0
         indices = np.flatnonzero(moves)
         start, end, slope, jump = (values[indices] for values in (self.start, self.end, self.slope, self.jump))
@@ -132,7 +129,7 @@ class _Sum:
 
 
 def _interpolate(room: float, lower: tuple[float, Array], upper: tuple[float, Array]) -> Filled:
-    """Return the point of the straight line between two levels at which the room is filled."""
+    """Interpolate between two (level, amounts) so that the room is filled."""
     least, most = float(lower[1].sum()), float(upper[1].sum())
     share = min(1.0, max(0.0, (room - least) / (most - least))) if most > least else 0.0
     level = lower[0] + share * (upper[0] - lower[0])
