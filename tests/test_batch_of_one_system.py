@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.replay.trace.export import trace_of
 from tests.edge_server.processes import final, folder_of, started
 from tests.edge_server.textbook import require_equal
@@ -69,19 +69,19 @@ def test_a_last_batch_of_one_trains_the_same_live_and_in_replay(ran):
     again = ran("replay")
     assert (live[0], again[0]) == (0, 0), live[1] + again[1]
     figures = [
-        [(one.round, len(one.arrived), one.accuracy, one.test_loss) for one in closed_rounds(read(folder))]
+        [(one.round, len(one.arrived), one.accuracy, one.test_loss) for one in closed_rounds(read_records(folder))]
         for _, _, folder in (live, again)
     ]
     assert [row[1] for row in figures[0]] == [2, 2]
     assert figures[0] == figures[1]
     require_equal(final(live[2], 2), final(again[2], 2))
-    assert {row.steps for row in trace_of(read(live[2])).tasks if row.purpose == "train"} == {2}
+    assert {row.steps for row in trace_of(read_records(live[2])).tasks if row.purpose == "train"} == {2}
 
 
 def test_a_split_network_with_batch_norm_on_the_server_trains_too(ran):
     code, said, folder = ran("replay", algorithm=FEDSL)
     assert code == 0, said
-    assert [len(one.arrived) for one in closed_rounds(read(folder))] == [2, 2]
+    assert [len(one.arrived) for one in closed_rounds(read_records(folder))] == [2, 2]
 
 
 def test_batches_of_one_are_refused_with_the_remedy(ran):

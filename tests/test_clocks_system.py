@@ -22,7 +22,7 @@ from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.data import device_data
 from edge_server.rounds.check_plan import load
 from shared.runtime.clock import utc_seconds
@@ -120,7 +120,7 @@ class Scene:
 
     def rounds(self) -> list[tuple[str, tuple[str, ...]]]:
         folders = [path.parent for path in (self.folder / "runs").glob(f"*/{JOURNAL}")]
-        return [(one.outcome, one.arrived) for one in closed_rounds(read(folders[0]))] if folders else []
+        return [(one.outcome, one.arrived) for one in closed_rounds(read_records(folders[0]))] if folders else []
 
 
 async def closed(scene: Scene, count: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Allocation, Cohort, assign_alike
 from shared.algorithms.fedavg import fedavg
@@ -80,7 +80,7 @@ def test_the_largest_changes_alone_come_to_what_the_textbook_makes_of_them(tmp_p
     plan = make_plan(tmp_path, codec=f'name = "topk"\noptions = {{ {options} }}')
     state, records = Site(Network(), plan, tmp_path, name="site").play()
     require_equal(state.tree, textbook(plan, sent=passing(plan)))
-    replayed, again = replay(plan, tmp_path / "replayed")
+    replayed, again = replay_plan(plan, tmp_path / "replayed")
     require_equal(replayed.tree, state.tree)
     assert sizes(again) == sizes(records)
     for size in sizes(records).values():
@@ -105,7 +105,7 @@ def test_a_device_sends_the_share_that_it_was_told(tmp_path, monkeypatch):
         return through.decode(through.encode(tree, None)[0]).tree
 
     require_equal(state.tree, textbook(plan, sent=sent))
-    replayed, again = replay(plan, tmp_path / "replayed")
+    replayed, again = replay_plan(plan, tmp_path / "replayed")
     require_equal(replayed.tree, state.tree)
     assert sizes(again) == sizes(records)
     for (_, device), size in sizes(records).items():

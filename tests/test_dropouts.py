@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from shared.algorithms.subnetwork.ranked_pruning import MASK
 from shared.algorithms.subnetwork.server_half import CHAIN
 from tests.edge_server.fleets import Network, Site
@@ -23,7 +23,7 @@ def test_bytes_are_those_of_fedspu_at_equal_shares(tmp_path):
         folder = tmp_path / method
         folder.mkdir()
         plan = make(folder, method, FJORD if method == "fjord" else "", rounds=2)
-        closed = closed_rounds(replay(plan, folder / "run")[1])
+        closed = closed_rounds(replay_plan(plan, folder / "run")[1])
         carried[method] = [(sum(one.bytes_up.values()), sum(one.bytes_down.values())) for one in closed]
     for method, (first, second) in carried.items():
         assert second == pytest.approx(carried["fedspu"][1], rel=0.01), method
@@ -37,7 +37,9 @@ def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_proc
     options = "early_stopping = true" + (f", {FJORD}, distil = true" if method == "fjord" else "")
     sections = {"round": "deadline_s = 900.0", "evaluation": "on_device = true", "more": SLOW, "rounds": 2}
     plan = make(tmp_path, method, options, **sections)
-    ends = [replay(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))]
+    ends = [
+        replay_plan(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))
+    ]
     one, more = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "more"))
     assert one == more
     assert ends[0][0].facts == ends[1][0].facts

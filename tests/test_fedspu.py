@@ -18,7 +18,7 @@ from device_agent.trainer import device_state
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
 from shared.models.build import build_blank, build_initial
@@ -169,7 +169,9 @@ def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_proc
     """Over slow links, with early stopping and evaluation of personal models on the devices, byte for byte."""
     sections = {"round": "deadline_s = 900.0", "evaluation": "on_device = true", "more": SLOW, "rounds": 4}
     plan = make(tmp_path, method, "early_stopping = true", **sections)
-    ends = [replay(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))]
+    ends = [
+        replay_plan(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))
+    ]
     require_equal(ends[0][0].tree, ends[1][0].tree)
     assert ends[0][0].facts == ends[1][0].facts
     one, more = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "more"))
@@ -189,6 +191,6 @@ def test_the_bytes_of_dropout_are_those_of_fedspu_at_the_same_neurons(tmp_path):
     for method in ("fedspu", "random_dropout"):
         folder = tmp_path / method
         folder.mkdir()
-        _, records = replay(make(folder, method), folder / "run")
+        _, records = replay_plan(make(folder, method), folder / "run")
         sizes.append([(one.bytes_up, one.bytes_down) for one in closed_rounds(records)])
     assert sizes[0] == sizes[1]

@@ -14,7 +14,7 @@ from edge_server.journal.budget import Ledger
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, RoundOpened, RunClosed, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.replay.source import find_source
 from edge_server.replay.trace.transfer import export
 from tests.edge_server.fleets import Network, Site
@@ -78,7 +78,7 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, tmp_path):
     plan = make(tmp_path)
     here = Site(network, plan, tmp_path / "live", name=f"hcef{next(numbers)}")
     state, records = here.play()
-    again, others = replay(plan, tmp_path / "replayed" / "run")
+    again, others = replay_plan(plan, tmp_path / "replayed" / "run")
     require_equal(state.tree, again.tree)
     assert told(records) == told(others)
     steps = [one.values["steps"] for opened in openings(records) for one in opened.assignments.values()]
@@ -94,7 +94,7 @@ def test_a_server_that_restarts_leaves_no_trace(tmp_path):
 
     here = Site(Network(), plan, tmp_path / "cut")
     state, records = here.play(lambda: here.serve_twice(cut))
-    whole, others = replay(plan, tmp_path / "replayed" / "run")
+    whole, others = replay_plan(plan, tmp_path / "replayed" / "run")
     require_equal(state.tree, whole.tree)
     assert told(records) == told(others)
 
@@ -104,7 +104,7 @@ def test_seconds_and_joules_are_those_of_the_paper(tmp_path, baseline):
     """(8) and (9) by the steps that were really taken and the bytes that were really sent, in every round."""
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
     plan = make(tmp_path, f'baseline = "{baseline}", deadline_s = 12.0', **sections)
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     costs, joules = costs_by_round(records), 0.0
     for closed in closed_rounds(records):
         seconds = []
@@ -127,14 +127,14 @@ def test_budgets_of_six_tenths_last_for_all_rounds(tmp_path):
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
     (folder := tmp_path / "cef").mkdir()
     plan = make(folder, 'baseline = "cef"', gradients=0, rounds=8, **sections)
-    _, records = replay(plan, folder / "run")
+    _, records = replay_plan(plan, folder / "run")
     seconds, joules = math.fsum(one.seconds for one in closed_rounds(records)), ledger_joules(records)
     sections["budget"] = f"time_s = {0.6 * seconds}\njoules = {0.6 * joules}"
     ends = {}
     for baseline in ("hcef", "cef_f", "cef"):
         (folder := tmp_path / f"{baseline}-budget").mkdir()
         plan = make(folder, f'baseline = "{baseline}"', gradients=0 if baseline == "cef" else 2, rounds=8, **sections)
-        _, ends[baseline] = replay(plan, folder / "run")
+        _, ends[baseline] = replay_plan(plan, folder / "run")
     assert len(closed_rounds(ends["cef"])) < 8
     assert len(closed_rounds(ends["hcef"])) == 8
     assert math.fsum(one.seconds for one in closed_rounds(ends["hcef"])) <= 0.7 * seconds
@@ -147,7 +147,7 @@ def test_budgets_of_six_tenths_last_for_all_rounds(tmp_path):
 def test_budgets_below_the_floors_end_no_run_with_an_exception(tmp_path):
     """Floors are given and flagged; the run ends where its budget is spent, and says what would have done."""
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0", "budget": "time_s = 9.0\njoules = 20.0"}
-    _, records = replay(make(tmp_path, **sections), tmp_path / "run")
+    _, records = replay_plan(make(tmp_path, **sections), tmp_path / "run")
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome in ("stopped", "finished")
     first = openings(records)[0].decision
@@ -159,7 +159,7 @@ def test_budgets_below_the_floors_end_no_run_with_an_exception(tmp_path):
 def test_a_round_is_explained(tmp_path):
     """Figures, what bound, predicted and measured."""
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
-    _, records = replay(make(tmp_path, "deadline_s = 8.0", **sections), tmp_path / "run")
+    _, records = replay_plan(make(tmp_path, "deadline_s = 8.0", **sections), tmp_path / "run")
     found = explain(records, 2)
     text = "\n".join(explanation_lines(found))
     assert names_all(text, 2, "hcef", "8 s", "(15a)")
@@ -169,11 +169,11 @@ def test_a_round_is_explained(tmp_path):
 def test_the_record_is_the_same_for_any_number_of_processes_and_its_trace_is_the_run_again(tmp_path):
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
     plan = make(tmp_path, "deadline_s = 9.0", **sections)
-    _, records = replay(plan, tmp_path / "runs" / "run")
-    assert replay(plan, tmp_path / "others" / "run", workers=3)[1] == records
+    _, records = replay_plan(plan, tmp_path / "runs" / "run")
+    assert replay_plan(plan, tmp_path / "others" / "run", workers=3)[1] == records
     export(tmp_path / "runs", "run", tmp_path / "trace", tmp_path)
     again, trace = find_source(tmp_path / "trace", None, tmp_path / "runs", tmp_path)
-    _, repeated = replay(again, tmp_path / "more" / "run", trace=trace)
+    _, repeated = replay_plan(again, tmp_path / "more" / "run", trace=trace)
     spent = [
         [cost.compute_s for costs in costs_by_round(one).values() for cost in costs.values()]
         for one in (records, repeated)

@@ -15,7 +15,7 @@ from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace.transfer import export
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
@@ -150,7 +150,9 @@ def test_a_replay_under_the_optimizer_is_the_same_for_any_number_of_processes(tm
     sections = {"round": "deadline_s = 900.0", "more": SLOW}
     sections["optimizer"] = 'name = "bandwidth"\noptions = { deadline_s = 9.0 }'
     plan = make(tmp_path, method, "personal_steps = 2", **sections)
-    ends = [replay(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))]
+    ends = [
+        replay_plan(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))
+    ]
     (state, records), (again, others) = ends
     assert records == others
     require_equal(state.tree, again.tree)

@@ -23,7 +23,7 @@ from edge_server.plan.data import device_data, test_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_run import recorded_behaviours
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
 from edge_server.replay.trace.trace import Trace
@@ -135,7 +135,7 @@ def replayed(tmp_path_factory) -> Callable[[str], Run]:
         if method not in runs:
             folder = write_pictures(tmp_path_factory.mktemp(method))
             plan = make_plan(folder, method)
-            runs[method] = Run(plan, *replay(plan, folder / "replayed"))
+            runs[method] = Run(plan, *replay_plan(plan, folder / "replayed"))
         return runs[method]
 
     return run
@@ -250,7 +250,7 @@ def test_with_a_codec_at_the_cut_the_replay_has_the_live_runs_bits(pictures, rep
     plan = make_plan(pictures, "semisfl", cut_codec=codec)
     live, records = Site(Network(), plan, pictures).play()
     assert [one.refused for one in closed_rounds(records)] == [{}] * plan.rounds
-    require_equal(replay(plan, pictures / "replayed")[0].tree, live.tree)
+    require_equal(replay_plan(plan, pictures / "replayed")[0].tree, live.tree)
     plain = replayed("semisfl").state.tree
     assert any(not torch.equal(leaf, live.tree[name]) for name, leaf in plain.items())
 
@@ -284,7 +284,7 @@ def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pic
     assert found.by_device == expected
     updates = [one for one in records if isinstance(one, UpdateAccepted) and one.round == 1]
     assert {one.device: one.update.num_examples for one in updates} == trained, "what is held back is not trained on"
-    again, replayed = replay(plan, pictures / "replayed")
+    again, replayed = replay_plan(plan, pictures / "replayed")
     require_equal(again.tree, live.tree)
     assert [one for one in replayed if isinstance(one, Evaluated)] == [found]
 
@@ -312,7 +312,7 @@ def test_a_device_that_labels_by_itself_is_charged_for_both_views(pictures):
     make_plan(pictures, "fedswitch_sl")
     path = pictures / "plan.toml"
     path.write_text(path.read_text().replace(DEVICES, ranges))
-    _, records = replay(load(path, pictures), pictures / "replayed")
+    _, records = replay_plan(load(path, pictures), pictures / "replayed")
     spent = {(one.round, one.device): one.cost.compute_s for one in records if isinstance(one, CostSettled)}
     assert all(spent[1, name] for name in NAMES)
     assert [spent[2, name] for name in NAMES] == pytest.approx([spent[1, name] for name in NAMES])
@@ -335,7 +335,7 @@ def test_only_entries_that_have_changed_travel_up(replayed):
 def test_a_step_size_by_which_psi_diverges_is_refused_before_any_device_has_a_task(pictures):
     plan = make_plan(pictures, "fedmatch", hyper="learning_rate = 0.7\nmomentum = 0.9")
     with pytest.raises(ConfigError, match=naming("hyper.learning_rate", 0.7, 0.679)):
-        replay(plan, pictures / "replayed")
+        replay_plan(plan, pictures / "replayed")
 
 
 def test_a_round_that_a_device_skips_is_told(replayed):
@@ -361,7 +361,7 @@ def test_where_nobody_is_sure_of_anything_the_run_goes_on_with_the_servers_epoch
     assert live.facts["server_rounds"] == plan.rounds
     assert all(bool((leaf == 0).all()) for key, leaf in live.tree.items() if key.startswith("momentum/"))
     assert all(bool((leaf == live.tree[f"tested/{key}"]).all()) for key, leaf in live.tree.items() if "/" not in key)
-    require_equal(replay(plan, pictures / "replayed")[0].tree, live.tree)
+    require_equal(replay_plan(plan, pictures / "replayed")[0].tree, live.tree)
 
 
 def test_updates_of_nothing_pass_a_codec_and_steps_are_timed_before_the_first_round(pictures):
@@ -373,7 +373,7 @@ def test_updates_of_nothing_pass_a_codec_and_steps_are_timed_before_the_first_ro
     assert all(timed)
     kept = kept_of(one for one in records if not isinstance(one, UpdateAccepted) or one.round)
     assert {bool(one) for one in kept.values()} == {True, False}
-    require_equal(replay(plan, pictures / "replayed")[0].tree, live.tree)
+    require_equal(replay_plan(plan, pictures / "replayed")[0].tree, live.tree)
 
 
 def test_a_skipped_round_takes_as_long_when_its_record_is_replayed(replayed):
@@ -403,4 +403,4 @@ def test_a_network_with_batchnorm_is_tested_by_the_servers_statistics(tmp_path):
     wanted = measure_statistics(layers, tested, [labelled])
     assert statistic_names(layers)
     require_equal({name: tested[name] for name in wanted}, wanted)
-    require_equal(replay(plan, tmp_path / "replayed")[0].tree, live.tree)
+    require_equal(replay_plan(plan, tmp_path / "replayed")[0].tree, live.tree)

@@ -11,7 +11,7 @@ import torch
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan import data as plan_data
 from edge_server.plan import plan as plans
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.replay.trace.portable_plan import make_portable
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
@@ -19,7 +19,7 @@ from shared.data import load as data
 from shared.errors import ConfigError
 from shared.models.build import build_blank, build_initial, seed_torch
 from shared.models.evaluate import score
-from shared.protocol.messages import mix
+from shared.protocol.messages import derive_seed
 from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import write_examples
@@ -47,7 +47,7 @@ def alone(plan: plans.Plan) -> tuple[State, list[float]]:
     cohort = Cohort(NAMES, plan.hyper, plan.seed, plan.rounds)
     for number in range(1, plan.rounds + 1):
         told, mean = algorithm.assign(state, cohort, {}, number), Mean()
-        with seed_torch(mix(plan.seed, number, "_server/training")):
+        with seed_torch(derive_seed(plan.seed, number, "_server/training")):
             state = algorithm.server.train(model, state, (labelled.inputs, labelled.labels), cohort, number)
         for name, own in zip(NAMES, shares(plan), strict=True):
             start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
@@ -68,7 +68,7 @@ def test_live_and_replayed_it_is_what_one_process_computes_alone_bit_for_bit(her
     """Student and teacher; what is evaluated is the teacher."""
     expected, accuracies = alone(here.plan)
     live, records = here.play()
-    replayed, again = replay(here.plan, tmp_path / "replayed")
+    replayed, again = replay_plan(here.plan, tmp_path / "replayed")
     for state, journal in ((live, records), (replayed, again)):
         require_equal(state.tree, expected.tree)
         assert [(one.outcome, one.accuracy) for one in closed_rounds(journal)] == [
@@ -143,7 +143,7 @@ def test_live_and_replayed_the_servers_draw_is_left_out_alike(network, tmp_path)
     write_examples(tmp_path, 90)
     here = Site(network, drawn_plan(tmp_path), tmp_path, name=f"labelled{next(numbers)}")
     live, _ = here.play()
-    require_equal(replay(here.plan, tmp_path / "replayed")[0].tree, live.tree)
+    require_equal(replay_plan(here.plan, tmp_path / "replayed")[0].tree, live.tree)
 
 
 def test_the_servers_examples_are_found_below_the_data_root_and_named_relative_to_it(tmp_path):

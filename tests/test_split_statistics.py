@@ -12,7 +12,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Rewound, RunOpened, UpdateAccepted, closed_rounds, drop_void
 from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.files import write
 from edge_server.replay.trace.import_run import to_records
@@ -51,7 +51,7 @@ def played(tmp_path_factory) -> tuple[Plan, Path, Tree, list[AnyRecord]]:
     """Return a plan, and what its replay came to."""
     folder = tmp_path_factory.mktemp("played")
     plan = plan_of(folder)
-    state, records = replay(plan, folder / RUN)
+    state, records = replay_plan(plan, folder / RUN)
     return plan, folder / RUN, state.tree, records
 
 
@@ -75,7 +75,7 @@ def test_what_is_tested_and_kept_is_measured_without_dropping(played, tmp_path):
     off 50 times as far and more. What that is worth in accuracy, four rounds do not show; a whole plan's figure does.
     """
     plan, folder, tree, records = played
-    plain, without = replay(plan_of(tmp_path, "every = 2\nstatistics_batches = 0"), tmp_path / RUN)
+    plain, without = replay_plan(plan_of(tmp_path, "every = 2\nstatistics_batches = 0"), tmp_path / RUN)
     assert measured_batches(records) == [None, 6, None, 6]
     assert measured_batches(without) == ROUNDS * [None]
     own = statistic_names(build_blank(plan.model).layers)
@@ -120,7 +120,7 @@ def test_a_server_killed_while_it_measures_ends_at_the_same_bits(played, tmp_pat
 def test_a_plan_that_says_nothing_measures_and_a_run_of_before_goes_on_without(tmp_path):
     """Its record says nothing of it, as those of before; its replay measures nothing either."""
     quiet = plan_of(tmp_path, "every = 2", rounds=1)
-    _, records = replay(quiet, tmp_path / "new")
+    _, records = replay_plan(quiet, tmp_path / "new")
     [opened] = [one for one in records if isinstance(one, RunOpened)]
     assert (opened.statistics_batches, opened.plan) == (16, quiet), "by its plan a run is gone on with"
     assert measured_batches(records) == [18]

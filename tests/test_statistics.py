@@ -12,7 +12,7 @@ from device_agent.trainer.workspace import TaskBatches
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
 from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.evaluation.running_statistics import session_number
 from shared.algorithms.base import Cohort, assign_alike
 from shared.data.load import load as load_examples
@@ -57,8 +57,8 @@ def by_devices(plan: Plan, tree: Tree, number: int, steps: int) -> Tree:
 def test_an_average_over_skewed_devices_is_tested_with_what_they_measure_of_it(tmp_path):
     """Fifteen batches of three devices after rounds 2 and 3; live as in replay, and after a kill within."""
     plan = plan_of(tmp_path, 15)
-    state, records = replay(plan, tmp_path / "replay")
-    plain, without = replay(plan_of(tmp_path, 0), tmp_path / "plain")
+    state, records = replay_plan(plan, tmp_path / "replay")
+    plain, without = replay_plan(plan_of(tmp_path, 0), tmp_path / "plain")
     assert [one.statistics_batches for one in closed_rounds(records)] == [None, 15, 15]
     assert [one.statistics_batches for one in closed_rounds(without)] == [None, None, None]
     own = statistic_names(build_blank(plan.model).layers)
@@ -89,7 +89,7 @@ def test_devices_with_models_of_their_own_measure_before_they_evaluate(tmp_path)
     for count in (0, 4):
         evaluation = sections["evaluation"].format(count)
         plan = plan_of(tmp_path, None, algorithm=sections["algorithm"], evaluation=evaluation)
-        ends[count] = replay(plan, tmp_path / str(count))
+        ends[count] = replay_plan(plan, tmp_path / str(count))
     require_equal(ends[4][0].tree, ends[0][0].tree)
     rounds = [closed_rounds(records) for _, records in ends.values()]
     assert [one.bytes_up for one in rounds[0]] == [one.bytes_up for one in rounds[1]]

@@ -14,8 +14,8 @@ from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from edge_server.journal.report_history import FILE, latest_reports
-from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import JOURNAL, read_records
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.processes import (
@@ -80,7 +80,7 @@ def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
 def test_a_trial_leaves_what_the_devices_measured_and_what_their_uploads_cost(tried, capsys):
     """The last round's with the run, the boards' figures with the site; `devices` shows them."""
     runs = tried[0].parent / "runs"
-    costs = costs_by_round(read(folder_of(runs)))
+    costs = costs_by_round(read_records(folder_of(runs)))
     assert {device: cost.upload_s is not None for device, cost in costs[2].items()} == dict.fromkeys(DEVICES, True)
     kept = latest_reports(runs / FILE)
     assert {device: one.report.instance != "" for device, one in kept.items()} == dict.fromkeys(DEVICES, True)
@@ -95,10 +95,10 @@ def test_a_live_trial_its_replay_and_the_textbook_end_at_the_same_bits(tried, tm
     """Broker, processes, files and time leave no trace in the model; nor in the figures of any round."""
     path, _ = tried
     folder, plan = folder_of(path.parent / "runs"), load(path, path.parent)
-    state, records = replay(plan, tmp_path / "replay", 2)
+    state, records = replay_plan(plan, tmp_path / "replay", 2)
     require_equal(final(folder, 2), textbook(plan, 2))
     require_equal(final(folder, 2), state.tree)
-    live = closed_rounds(read(folder))
+    live = closed_rounds(read_records(folder))
     assert [(one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in live] == [
         (one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in closed_rounds(records)
     ]

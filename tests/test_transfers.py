@@ -15,8 +15,8 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import RoundClosed
-from edge_server.journal.sqlite import read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import read_records
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from tests.benchmarks.counter import Counted, counting
 from tests.edge_server.harness import write_plan
@@ -141,8 +141,8 @@ def test_what_has_come_does_not_come_again(tmp_path):
         limit = MODEL_BYTES * 1.01 + 3 * WINDOW * FRAME_BYTES + CHATTER_BYTES
         assert MODEL_BYTES < counted.received < limit
         assert MODEL_BYTES < counted.sent < limit
-    [closed] = [one for one in read(tmp_path / "run") if isinstance(one, RoundClosed)]
+    [closed] = [one for one in read_records(tmp_path / "run") if isinstance(one, RoundClosed)]
     assert closed.arrived == ("a",)
     assert "run=run round=1 seconds=" in (tmp_path / "a.log").read_text(), "trained"
-    state, _ = replay(load(plan, tmp_path), tmp_path / "replay", 1)
+    state, _ = replay_plan(load(plan, tmp_path), tmp_path / "replay", 1)
     require_equal(final(tmp_path / "run", 1), state.tree)

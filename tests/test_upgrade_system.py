@@ -15,7 +15,7 @@ import pytest
 from device_agent.upgrade.inputs import ARCHES
 from device_agent.upgrade.record import FOLDER, read_upgrade
 from edge_server.fleet import broker
-from shared.protocol.packages import read_manifest, read_signed
+from shared.protocol.packages import decode_manifest, decode_signed_manifest
 from tests.device_agent.agent_side import write_config
 from tests.device_agent.upgrade import services
 from tests.device_agent.upgrade.packages import UpgradeBoard, manifest_of, package
@@ -60,7 +60,7 @@ class RealBoard(UpgradeBoard):
         """Have the agent fetch a package for this machine."""
         self.trees[version] = real_tree(version, config)
         data = package(version, self.trees[version])
-        [build] = read_manifest(read_signed(manifest_of(version, data)).manifest).builds
+        [build] = decode_manifest(decode_signed_manifest(manifest_of(version, data)).manifest).builds
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         ours = type(build)(
             file=build.file, arch=ARCHES[platform.machine()], python=python, sha256=build.sha256, size=build.size

@@ -17,8 +17,8 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import Evaluated, RoundClosed, RunOpened, UpdateAccepted, closed_rounds
-from edge_server.journal.sqlite import read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import read_records
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, final, folder_of, started
@@ -94,7 +94,7 @@ def a_server_without_devices(folder: Path) -> Iterator[Callable[[], list[RoundCl
 
         def ended() -> list[RoundClosed]:
             assert server.wait(PATIENCE_S) == 1, "no round had an update"
-            return closed_rounds(read(folder_of(folder / "runs")))
+            return closed_rounds(read_records(folder_of(folder / "runs")))
 
         try:
             with started("edge_server", "run", "--config", folder / "server.json", log=folder / "log") as server:
@@ -132,10 +132,10 @@ def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
     modules = {module(path) for path in clocks.glob("jumped-*")}
     assert modules >= {"edge_server", "device_agent", "device_agent.trainer.main"}
     folder = folder_of(tmp_path / "runs")
-    records = read(folder)
+    records = read_records(folder)
     rounds = closed_rounds(records)
     assert [(one.outcome, one.arrived, one.failed) for one in rounds] == [("aggregated", ("device-0",), {})] * 2
-    require_equal(final(folder, 2), replay(load(plan, tmp_path), tmp_path / "replay", 1)[0].tree)
+    require_equal(final(folder, 2), replay_plan(load(plan, tmp_path), tmp_path / "replay", 1)[0].tree)
     assert sum(one.seconds for one in rounds) < took_s
     costs = [one.update.cost for one in records if isinstance(one, UpdateAccepted)]
     seconds = [figure for cost in costs for figure in (cost.download_s, cost.compute_s, cost.cpu_s)]

@@ -33,7 +33,7 @@ from shared.protocol.inference.release import TensorSpec, read_manifest
 from shared.runtime import backports, processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
-from shared.runtime.extras import packaged_config
+from shared.runtime.extras import find_packaged_config
 from shared.runtime.text_table import printable_text, write_text
 
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
@@ -82,7 +82,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    which = parser.add_mutually_exclusive_group(required=packaged_config("agent.toml") is None)
+    which = parser.add_mutually_exclusive_group(required=find_packaged_config("agent.toml") is None)
     which.add_argument("--release", type=Path, metavar="DIR", help="a folder written by `edge-server release export`")
     which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file; measures its first release")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of the measurement (%(default)g)")
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure with a process and a socket of its own, which does not disturb a running agent."""
     if not 0 < options.seconds <= MAX_SECONDS or not 1 <= options.clients <= MAX_CLIENTS or options.batch < 1:
         raise ConfigError(f"--seconds must be up to {MAX_SECONDS:g}, --clients 1 to {MAX_CLIENTS}, --batch 1 or more")
-    path = options.config or (None if options.release else packaged_config("agent.toml"))
+    path = options.config or (None if options.release else find_packaged_config("agent.toml"))
     config = load(path) if path else None
     processes.configure("warning", options.verbose)
     serve = (config.serve if config else None) or ServeConfig()

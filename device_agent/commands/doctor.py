@@ -24,7 +24,7 @@ from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
 from device_agent.upgrade.record import find_home
 from shared.errors import ConfigError
-from shared.runtime.extras import packaged_config
+from shared.runtime.extras import find_packaged_config
 from shared.runtime.folder_lock import is_held
 from shared.runtime.interpreter import find_interpreter
 from shared.runtime.text_table import fold_text, terminal_columns
@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print each check as it completes; return 0 if nothing is bad, 1 if something is, 2 for the configuration."""
-    config = options.config or (None if options.root else packaged_config("agent.toml"))
+    config = options.config or (None if options.root else find_packaged_config("agent.toml"))
     checks: list[Check] = []
     in_colour = sys.stdout.isatty()
     for check in run_checks(config, options.root, fix=options.fix):

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"device-agent: {error}\n")
         return error.code
     if is_new:
-        write_first_file(options.config, state_dir, options.data)
+        write_initial_config(options.config, state_dir, options.data)
         _print(f"{options.config}: written; examples are read from {options.data}")
     _print(f"joined as {membership.device}: {options.config} need not name device, site and broker")
     if options.config == DEFAULT_CONFIG and units.can_start_services():
@@ -94,7 +94,7 @@ def _read_file(path: Path) -> tuple[Path, str]:
     return Path(config.state_dir), config.device
 
 
-def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:
+def write_initial_config(path: Path, state_dir: Path, examples: Path) -> None:
     """Write the initial agent file of a board that has joined, for people to edit.
 
     Args:

@@ -29,7 +29,7 @@ from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime import backports
 from shared.runtime.clock import monotonic
-from shared.runtime.extras import readable_packaged_config
+from shared.runtime.extras import find_readable_config
 from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _find_default_config(options: argparse.Namespace) -> Path | None:
     """Return the package's file if no option selects a board and this user may read it."""
-    return None if options.root or options.profile else readable_packaged_config("agent.toml")
+    return None if options.root or options.profile else find_readable_config("agent.toml")
 
 
 def _open_board(options: argparse.Namespace) -> Board:

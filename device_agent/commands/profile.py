@@ -11,7 +11,7 @@ import msgspec
 
 from device_agent.commands.diagnosis import record_board
 from device_agent.exchange.state_files import ensure_writable
-from device_agent.measurement.tuning.apply import JOURNAL_NAME, format_step, hold_target
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, format_step, hold_settings
 from device_agent.measurement.tuning.plan import Run, Settings, Target, plan_steps
 from device_agent.measurement.tuning.settings import read_settings
 from device_agent.profile.load import (
@@ -126,7 +126,7 @@ def _apply(options: argparse.Namespace) -> int:
     profile = load_for_board(options.root, options.profile)
     # Signals stay blocked until sigwait below, so that the board is never left half configured.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with hold_lock(journal.parent), hold_target(options.root, profile, target, journal) as now:
+    with hold_lock(journal.parent), hold_settings(options.root, profile, target, journal) as now:
         _print(_format_settings(now))
         _print("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
         sys.stdout.flush()

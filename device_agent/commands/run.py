@@ -27,7 +27,7 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
-from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_settings
 from device_agent.measurement.tuning.plan import Target
 from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
@@ -294,7 +294,7 @@ def _hold_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[N
     with ExitStack() as stack:
         try:
             goal = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
-            stack.enter_context(hold_target(board.root, board.profile, goal, folder / JOURNAL_NAME))
+            stack.enter_context(hold_settings(board.root, board.profile, goal, folder / JOURNAL_NAME))
         except (ConfigError, Unwritable) as error:
             logger.warning("clocks and power mode unchanged: %s", error)
         yield

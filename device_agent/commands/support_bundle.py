@@ -20,7 +20,7 @@ from shared.runtime.diagnosis.bundle import (
     running_versions,
     write_bundle,
 )
-from shared.runtime.extras import packaged_config
+from shared.runtime.extras import find_packaged_config
 
 UNIT = "fieldfleet-agent"
 JOURNAL = ("journalctl", f"--unit={UNIT}", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the bundle; print its path."""
-    config_path = options.config or packaged_config("agent.toml")
+    config_path = options.config or find_packaged_config("agent.toml")
     path = options.out or Path(f"agent-bundle-{utc_stamp()}.tar.gz")
     log = last_lines(options.log) if options.log else _journal()
     files: dict[str, object] = {"versions.json": running_versions(), "log.txt": log}

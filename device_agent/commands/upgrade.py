@@ -21,7 +21,7 @@ from device_agent.upgrade.trusted_roots import compute_pin, find_root, read_trus
 from device_agent.upgrade.updater import Updater
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
-from shared.protocol.packages import MOST_SIGNED, read_manifest, read_signed
+from shared.protocol.packages import MOST_SIGNED, decode_manifest, decode_signed_manifest
 from shared.runtime import backports, processes
 from shared.runtime.durable import replace_file
 from shared.runtime.folder_lock import FolderLock
@@ -113,7 +113,7 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
     """Install a version from a file."""
     signed = _read(options.manifest or options.package.with_suffix(".json"), MOST_SIGNED)
     try:
-        version = read_manifest(read_signed(signed).manifest).version  # the updater verifies it later
+        version = decode_manifest(decode_signed_manifest(signed).manifest).version  # the updater verifies it later
     except FieldFleetError as error:
         raise ConfigError(f"{options.manifest or options.package.with_suffix('.json')}: {error}") from error
     updater.resume()

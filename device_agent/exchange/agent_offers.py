@@ -29,7 +29,14 @@ from device_agent.upgrade.transitions import is_handled
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
 from shared.protocol.inference.rollout import Bundle, ModelStatus, Offer, Releases, Withdraw
-from shared.protocol.packages import AGENT, PackageManifest, find_build, read_manifest, read_signed, write_signed
+from shared.protocol.packages import (
+    AGENT,
+    PackageManifest,
+    decode_manifest,
+    decode_signed_manifest,
+    encode_signed_manifest,
+    find_build,
+)
 from shared.protocol.topics import topic
 from shared.protocol.update import PENDING
 from shared.runtime.durable import replace_file
@@ -142,8 +149,8 @@ class AgentOffers:
     async def _serve(self, offer: Offer) -> None:
         """Carry out an offer; refuse one that cannot be carried out."""
         try:
-            signed = read_signed(offer.manifest)
-            manifest = read_manifest(signed.manifest)
+            signed = decode_signed_manifest(offer.manifest)
+            manifest = decode_manifest(signed.manifest)
             if (offer.name, offer.version) != (AGENT, manifest.serial):
                 raise ConfigError(
                     f"the offer of {offer.name[:64]}/{offer.version} carries the manifest of another version"
@@ -159,7 +166,7 @@ class AgentOffers:
             build = find_build(manifest, self.installed.arch, self.installed.python)
             self._set_pending(_build_status(offer, "offered"))
             await self._packages.fetch(offer, build, manifest.version)
-            await self.download.worker(_write_request, self.state_dir, write_signed(signed), request)
+            await self.download.worker(_write_request, self.state_dir, encode_signed_manifest(signed), request)
             log.info("version %s fetched and requested from the updater", manifest.version)
             self._set_pending(_build_status(offer, "fetched"))
         except (FieldFleetError, OSError, ValueError) as error:

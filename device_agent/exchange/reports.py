@@ -1,4 +1,4 @@
-"""Report the board's measurements periodically, and an update's cost at once."""
+"""Device report publisher: periodic measurements, and task costs after each upload."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ ROOT_PATH = 1
 
 
 @dataclass(frozen=True)
-class Dates:
+class Validity:
     """Validity of a certificate, UTC seconds."""
 
     not_before_utc_s: float
@@ -40,7 +40,7 @@ def make_key() -> bytes:
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(serialization.Encoding.PEM, form, none)
 
 
-def make_request(key: bytes, device: str) -> str:
+def make_certificate_request(key: bytes, device: str) -> str:
     """Return a certificate request (PEM) signed by a key; the gateway ignores the name in it."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)] if device else [])
     request = (
@@ -49,7 +49,7 @@ def make_request(key: bytes, device: str) -> str:
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def is_key(key: bytes) -> bool:
+def is_usable_key(key: bytes) -> bool:
     """Return True for a usable key: a power cut may have left half of one."""
     try:
         _load_private_key(key)
@@ -85,7 +85,7 @@ def select_trusted_chain(pem: bytes, root: bytes) -> bytes:
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in (*signed, pinned[0]))
 
 
-def check_next_root(offered_pem: bytes, trusted_pem: bytes) -> None:
+def verify_cross_signed_root(offered_pem: bytes, trusted_pem: bytes) -> None:
     """Verify that the trusted root has cross-signed the last root offered.
 
     The cross-signing certificate has the same name and key and a path length of 1, which only roots have. The site CA,
@@ -113,7 +113,7 @@ def check_next_root(offered_pem: bytes, trusted_pem: bytes) -> None:
         )
 
 
-def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -> Dates:
+def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -> Validity:
     """Verify an issued certificate; return its dates.
 
     Args:
@@ -134,10 +134,10 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
         raise _unusable("it is not signed by the site's CA")
     if not is_own_key or names != [device]:
         raise _unusable("it is for another key" if not is_own_key else f"it is for {names}, not for {device!r}")
-    return Dates(issued.not_valid_before_utc.timestamp(), issued.not_valid_after_utc.timestamp())
+    return Validity(issued.not_valid_before_utc.timestamp(), issued.not_valid_after_utc.timestamp())
 
 
-def read_dates(pem: bytes) -> Dates:
+def read_validity(pem: bytes) -> Validity:
     """Return the dates of the first certificate in a PEM file.
 
     Raises:
@@ -147,7 +147,7 @@ def read_dates(pem: bytes) -> Dates:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise EnrolmentFailed(f"contains no certificate ({error})", code=OTHER_CA) from error
-    return Dates(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
+    return Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def _unusable(why: str) -> EnrolmentFailed:

@@ -16,7 +16,7 @@ import msgspec
 from shared.errors import ConfigError
 from shared.runtime.durable import explain_disk_errors, replace_file, sync
 from shared.transport.base import Broker
-from shared.transport.tls import Tls
+from shared.transport.tls import TlsSettings
 
 FOLDER = "identity"
 CURRENT = "current"
@@ -74,9 +74,9 @@ def read_membership(folder: Path) -> Membership | None:
     return membership
 
 
-def make_tls(folder: Path) -> Tls:
+def make_tls(folder: Path) -> TlsSettings:
     """Return the TLS settings of a set; they name files, so they remain valid after a renewal."""
-    return Tls(ca=str(folder / CA), cert=str(folder / CERTIFICATE), key=str(folder / KEY))
+    return TlsSettings(ca=str(folder / CA), cert=str(folder / CERTIFICATE), key=str(folder / KEY))
 
 
 def make_broker(folder: Path, membership: Membership, like: Broker | None = None) -> Broker:

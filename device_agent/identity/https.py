@@ -21,7 +21,7 @@ from shared.errors import EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, Refusal, body_length, decode_json, parse_head, parse_http_date
 from shared.runtime import backports
 from shared.runtime.text_table import printable_text
-from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, build_context
+from shared.transport.tls import EXPIRED, NOT_YET_VALID, TlsSettings, build_context
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Gateway:
         anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
         return self._require_success(await self._ask("GET", path, b"", anybody))
 
-    async def ask(self, path: str, body: msgspec.Struct | None, tls: Tls) -> bytes:
+    async def ask(self, path: str, body: msgspec.Struct | None, tls: TlsSettings) -> bytes:
         """Return the verified gateway's answer, and record its time.
 
         Args:
@@ -124,7 +124,7 @@ class Gateway:
             raise EnrolmentFailed(f"{message}; try again{wait}", code=UNAVAILABLE, reason=refusal.reason)
         raise EnrolmentFailed(message, code=TOKEN, reason=refusal.reason)
 
-    async def _explain(self, error: ssl.SSLCertVerificationError, tls: Tls) -> EnrolmentFailed:
+    async def _explain(self, error: ssl.SSLCertVerificationError, tls: TlsSettings) -> EnrolmentFailed:
         """Explain why the gateway's certificate was rejected; for its dates, which clock is wrong."""
         if error.verify_code not in (NOT_YET_VALID, EXPIRED):
             return EnrolmentFailed(
@@ -157,6 +157,6 @@ async def _read_reply(reader: asyncio.StreamReader) -> Reply:
     return Reply(int(status_text[:3]), body, parse_http_date(headers.get("date", "")))
 
 
-def authority_tls(ca: Path) -> Tls:
+def authority_tls(ca: Path) -> TlsSettings:
     """Return TLS settings that verify the gateway, for a board without a certificate."""
-    return Tls(ca=str(ca))
+    return TlsSettings(ca=str(ca))

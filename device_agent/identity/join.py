@@ -87,13 +87,13 @@ class Join:
 
     async def _enrol(self, gateway: Gateway, folder: Path) -> Membership:
         """Obtain a certificate for this board's key; the membership, written last, completes the set."""
-        from device_agent.identity.certificates import check_certificate, make_request  # noqa: PLC0415 - as above
+        from device_agent.identity.certificates import check_certificate, make_certificate_request  # noqa: PLC0415 - as above
 
         key = _load_or_make_key(folder)
         request = JoinRequest(
             token=self.token.id,
             secret=self.token.secret,
-            request=make_request(key, self.device),
+            request=make_certificate_request(key, self.device),
             device=self.device,
         )
         answer = _decode(await gateway.ask("/join", request, authority_tls(folder / CA)))
@@ -127,10 +127,10 @@ class Join:
 
 def _load_or_make_key(folder: Path) -> bytes:
     """Return the key of an earlier attempt, to which the token may be bound, or a new one."""
-    from device_agent.identity.certificates import is_key, make_key  # noqa: PLC0415 - as above
+    from device_agent.identity.certificates import is_usable_key, make_key  # noqa: PLC0415 - as above
 
     path = folder / KEY
-    if not path.is_file() or not is_key(path.read_bytes()):
+    if not path.is_file() or not is_usable_key(path.read_bytes()):
         credentials.write_file(folder, KEY, make_key())
     return path.read_bytes()
 

@@ -37,7 +37,7 @@ from shared.protocol.enrolment import RenewAnswer, RenewRequest, TrustedRoot, de
 from shared.runtime.executor import in_thread
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
-from shared.transport.tls import build_context, explain, handshake
+from shared.transport.tls import build_context, explain_failure, handshake
 
 log = logging.getLogger(__name__)
 
@@ -151,13 +151,13 @@ class Renewal:
         """Store a new set with the present key and certificate; return it and its membership."""
         from device_agent.identity.certificates import (  # noqa: PLC0415 - once in many years
             check_certificate,
-            check_next_root,
             select_trusted_chain,
+            verify_cross_signed_root,
         )
 
         used = self.identity / CURRENT
         key, certificate = (used / KEY).read_bytes(), (used / CERTIFICATE).read_bytes()
-        check_next_root(offered, (used / CA).read_bytes())
+        verify_cross_signed_root(offered, (used / CA).read_bytes())
         chain = select_trusted_chain(offered, bytes.fromhex(newest))
         check_certificate(certificate.decode(), chain, key, membership.device)
         files = {KEY: key, CA: chain, CERTIFICATE: certificate}
@@ -221,9 +221,9 @@ def newest_root(pem: bytes) -> tuple[str, int]:
 
 
 def _make_request(key: bytes, device: str) -> str:
-    from device_agent.identity.certificates import make_request  # noqa: PLC0415 - once a year
+    from device_agent.identity.certificates import make_certificate_request  # noqa: PLC0415 - once a year
 
-    return make_request(key, device)
+    return make_certificate_request(key, device)
 
 
 async def show_certificate(broker: Broker, clock: BoardClock) -> str:
@@ -241,7 +241,7 @@ def _try_handshake(broker: Broker, dates: bool) -> str:  # noqa: FBT001 - a thre
     except Unreachable as error:
         return str(error)
     except (OSError, ValueError) as error:
-        return str(explain(error, tls, broker.host))
+        return str(explain_failure(error, tls, broker.host))
 
 
 def _read_rejection(secured: ssl.SSLSocket) -> str:

@@ -145,7 +145,7 @@ def open_model(
     open_with = partial(_open_with, data, options, graph, label)
     available = onnxruntime.get_available_providers()
     if settings.provider == AUTO:
-        session, quick_s = open_fastest(open_with, list_auto_choices(available), release.reference)
+        session, quick_s = open_fastest_session(open_with, list_auto_providers(available), release.reference)
     else:
         session, quick_s = _open_named(open_with, settings.provider, available, release.reference)
     return OpenModel(release, session, quick_s, time.monotonic() - began, is_half, own_is)
@@ -201,7 +201,7 @@ def _open_named(open_with: OpenWith, provider: str, available: Sequence[str], na
     return session, quick_s
 
 
-def list_auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
+def list_auto_providers(available: Sequence[str]) -> list[Sequence[str]]:
     """List the providers that `auto` times: CUDA, if this build has it, and the CPU.
 
     TensorRT is left out because it takes minutes to compile a model.
@@ -209,7 +209,7 @@ def list_auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
     return [PROVIDERS[name] for name in ("cuda", "cpu") if PROVIDERS[name][0] in available]
 
 
-def open_fastest(open_with: OpenWith, choices: Sequence[Sequence[str]], name: str) -> tuple[Any, float]:
+def open_fastest_session(open_with: OpenWith, choices: Sequence[Sequence[str]], name: str) -> tuple[Any, float]:
     """Open a model with each choice of providers and keep the fastest.
 
     Args:

@@ -16,9 +16,9 @@ import msgspec
 from device_agent.config import MeterConfig
 from device_agent.measurement.calibration_file import Calibration, save_calibration
 from device_agent.measurement.core_kinds import describe_core_kinds
-from device_agent.measurement.power_fit import Observation, add_meter_error, fit_line, fit_model
+from device_agent.measurement.power_fit import Observation, add_meter_uncertainty, fit_power_model, fit_sensor_line
 from device_agent.measurement.power_log import PowerLog
-from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_settings
 from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER, Target
 from device_agent.measurement.tuning.settings import read_settings
 from device_agent.probes import thermal
@@ -106,7 +106,7 @@ async def calibrate(setup: CalibrationSetup) -> Calibration:
         setup.say(f"idle, {setup.idle_s:.0f} s")
         observations = await _observe_phase(setup, logs, setup.idle_s)
         for hertz in _choose_clocks(setup):
-            with hold_target(setup.root, setup.profile, Target(max_hertz=hertz), setup.folder / JOURNAL_NAME):
+            with hold_settings(setup.root, setup.profile, Target(max_hertz=hertz), setup.folder / JOURNAL_NAME):
                 for count in _choose_thread_counts():
                     at = f" at {hertz / 1e6:.0f} MHz" if hertz else ""
                     setup.say(f"training with {count} thread{'s' * (count > 1)}{at}, {setup.phase_s:.0f} s")
@@ -140,19 +140,19 @@ def check_core_kinds(setup: CalibrationSetup) -> str:
 def fit_and_save(setup: CalibrationSetup, observations: Sequence[Observation]) -> Calibration:
     """Fit the observations and save the calibration; raise `NoData` if no fit is valid."""
     meter, stamp = setup.reference.provenance.source, utc_stamp()
-    model, judged = (None, None) if check_core_kinds(setup) else fit_model(observations, os.cpu_count() or 1)
+    model, judged = (None, None) if check_core_kinds(setup) else fit_power_model(observations, os.cpu_count() or 1)
     if model:
         usual = setup.profile.power.model or model
         model = msgspec.structs.replace(
-            add_meter_error(model, setup.reference),
+            add_meter_uncertainty(model, setup.reference),
             tx_w=usual.tx_w,
             rx_w=usual.rx_w,
             provenance=f"{meter} {stamp}",
         )
     line = None
     if setup.sensor or judged is None:
-        line, judged = fit_line(observations)
-        line = add_meter_error(line, setup.reference)
+        line, judged = fit_sensor_line(observations)
+        line = add_meter_uncertainty(line, setup.reference)
     calibration = Calibration(
         profile=setup.profile.id,
         meter=meter,

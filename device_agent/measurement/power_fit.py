@@ -51,7 +51,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Quality:
+class FitQuality:
     """Goodness of a fit: root mean square of the residuals, in watts and relative to the mean, and R squared."""
 
     residual_w: float
@@ -59,7 +59,7 @@ class Quality:
     r_squared: float
 
 
-def fit_model(observations: Sequence[Observation], cores: int) -> tuple[PowerModel, Quality]:
+def fit_power_model(observations: Sequence[Observation], cores: int) -> tuple[PowerModel, FitQuality]:
     """Fit the power model with the smallest residuals.
 
     Args:
@@ -108,7 +108,7 @@ def fit_model(observations: Sequence[Observation], cores: int) -> tuple[PowerMod
     return model, quality
 
 
-def fit_line(observations: Sequence[Observation]) -> tuple[SensorLine, Quality]:
+def fit_sensor_line(observations: Sequence[Observation]) -> tuple[SensorLine, FitQuality]:
     """Fit the line from the board's own sensor to the meter.
 
     Raises:
@@ -123,7 +123,7 @@ def fit_line(observations: Sequence[Observation]) -> tuple[SensorLine, Quality]:
     return SensorLine(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
 
 
-def add_meter_error(fit: Fit, meter: PowerSource) -> Fit:
+def add_meter_uncertainty(fit: Fit, meter: PowerSource) -> Fit:
     """Add the meter's own uncertainty to a fit: an error common to all samples stays in the fit."""
     share = math.hypot(fit.uncertainty, meter.provenance.uncertainty or 0.0)
     return msgspec.structs.replace(fit, uncertainty=share, uncertainty_w=meter.uncertainty_w)
@@ -153,7 +153,7 @@ def predict(rows: Sequence[Sequence[float]], coefficients: Sequence[float]) -> l
     return [math.fsum(value * factor for value, factor in zip(row, coefficients, strict=True)) for row in rows]
 
 
-def assess_fit(values: Sequence[float], predictions: Sequence[float]) -> Quality:
+def assess_fit(values: Sequence[float], predictions: Sequence[float]) -> FitQuality:
     """Return the goodness of a fit.
 
     Raises:
@@ -170,7 +170,7 @@ def assess_fit(values: Sequence[float], predictions: Sequence[float]) -> Quality
             lack="invalid",
         )
     residual_w = math.sqrt(residual / len(values))
-    return Quality(residual_w, residual_w / mean, r_squared)
+    return FitQuality(residual_w, residual_w / mean, r_squared)
 
 
 def _sum_squares(rows: Sequence[Sequence[float]], values: Sequence[float], coefficients: Sequence[float]) -> float:

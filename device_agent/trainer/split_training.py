@@ -12,7 +12,7 @@ from shared.codecs import CODECS
 from shared.codecs.base import decode_bounded
 from shared.models.build import seed_torch
 from shared.protocol import payload as payloads
-from shared.protocol.messages import Missed, Task, mix
+from shared.protocol.messages import Missed, Task, derive_seed
 from shared.registry import build
 from shared.tensors.placement import CPU, to_device
 from shared.tensors.tree import Tree
@@ -67,7 +67,7 @@ class SplitTraining:
 
     def _compute(self, down: Tree | Missed | None) -> None:
         try:
-            with seed_torch(mix(self._task.assignment.seed, self.step, self._task.device)):
+            with seed_torch(derive_seed(self._task.assignment.seed, self.step, self._task.device)):
                 up = next(self._session) if down is None else self._session.send(down)
                 self.up = payloads.pack(self._codec.encode(to_device(up, CPU), None)[0])
         except StopIteration as end:

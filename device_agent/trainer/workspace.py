@@ -23,7 +23,7 @@ from shared.errors import ConfigError, Superseded
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
-from shared.models.evaluate import count_outputs, require_labels
+from shared.models.evaluate import count_outputs, require_label_range
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_custom
 from shared.runtime.memory import require_room
@@ -142,7 +142,7 @@ class Workspace:
             return
         try:
             for examples in filter(len, self.data(data)):
-                require_labels(examples.labels, self._count_outputs(spec, examples.inputs, split=split))
+                require_label_range(examples.labels, self._count_outputs(spec, examples.inputs, split=split))
         except ConfigError as error:
             raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
         self.fitting = {key}

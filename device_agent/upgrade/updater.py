@@ -43,7 +43,7 @@ from device_agent.upgrade.state_formats import find_losses
 from device_agent.upgrade.transitions import TrialObservation
 from device_agent.upgrade.versions import Versions, is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
-from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, find_build, read_signed, verify
+from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, decode_signed_manifest, find_build, verify
 from shared.protocol.update import PENDING, Event
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.durable import unused_name
@@ -280,7 +280,7 @@ class Updater:
             raise ConfigError(f"{problem}; install the package: `apt install ./FILE.deb`")
         if not request.by_hand and (failed := transitions.find_failure(self.record, target)):
             raise ConfigError(f"this version failed on this board before: {failed}")
-        manifest = verify(read_signed(request.read_manifest()), self._read_roots())
+        manifest = verify(decode_signed_manifest(request.read_manifest()), self._read_roots())
         if manifest.version != target.version:
             raise ConfigError(f"the manifest is of version {manifest.version}, but {target.version} was requested")
         build = find_build(manifest, self.environment.arch, self.environment.python)

@@ -18,7 +18,7 @@ from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.decision import Decision, Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, drop_void
-from edge_server.journal.runs import name_rounds
+from edge_server.journal.runs import make_round_namer
 from edge_server.plan.optimizer import OptimizerPlan
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
@@ -86,7 +86,7 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     valid = drop_void(records)
     table = next((record.plan.optimizer for record in valid if isinstance(record, RunOpened)), None)
     openings = [record for record in valid if isinstance(record, RoundOpened) and record.round == number]
-    named = name_rounds(valid)(number)
+    named = make_round_namer(valid)(number)
     if not openings:
         raise ConfigError(f"round {named} has not started; `edge-server show` lists the rounds of the run")
     decision = openings[-1].decision

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from edge_server.allocation.coordinator import convert_options
 from edge_server.journal.records import AnyRecord, RoundOpened, drop_void
-from edge_server.journal.runs import make_folder, new_name
+from edge_server.journal.runs import create_runs_folder, make_run_name
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.replay.run import plan_for_exact_bits, replay, replay_sites
+from edge_server.replay.run import plan_for_exact_bits, replay_plan, replay_sites
 from edge_server.report.progress_bar import print_line
 from edge_server.rounds.check_plan import load
 from edge_server.trial.chaos.kills import DECIDING, KINDS, MARKS, MIXING, Marks, schedule
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     """
     data_root = options.data_root
     plan = load(options.plan, data_root, several_sites=True)
-    agents, folder = len(devices(plan, options.local)), make_folder(options.data_dir) / new_name(plan)
+    agents, folder = len(devices(plan, options.local)), create_runs_folder(options.data_dir) / make_run_name(plan)
     require_possible(plan, agents, options.kills)
     disturbed = without_narrow_budgets(plan)
     local = Local(
@@ -204,14 +204,14 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
     """
     exact, number = msgspec.structs.replace(plan_for_exact_bits(plan), budget=BudgetPlan()), itertools.count(1)
     if not plan.sites and not plan.optimizer and plan.budget == BudgetPlan():
-        state, _ = replay(exact, folder, count)
+        state, _ = replay_plan(exact, folder, count)
         return lambda records: dict.fromkeys(records, state)
 
     def told_again(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
         say("replaying without kills what was decided")
         [(site, own)] = records.items()
         told = {one.round: one for one in drop_void(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
-        return {site: replay(exact, folder / str(next(number)), count, recorded_rounds=told)[0]}
+        return {site: replay_plan(exact, folder / str(next(number)), count, recorded_rounds=told)[0]}
 
     if not plan.sites:
         return told_again

@@ -37,7 +37,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal arrives; the same command resumes it."""
-    from edge_server.journal.runs import edited_from, ended_run, find_unfinished, new_name, run_exists  # noqa: PLC0415
+    from edge_server.journal.runs import describe_edits, find_ended_run, find_unfinished, make_run_name, run_exists  # noqa: PLC0415
     from edge_server.plan.server_config import load  # noqa: PLC0415
 
     with loading():
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True)
     name = config.run or find_unfinished(Path(config.data_dir), plan)
-    if ended := ended_run(Path(config.data_dir), plan, name or ""):
+    if ended := find_ended_run(Path(config.data_dir), plan, name or ""):
         if not options.again:
             logger.warning("plan %r has ended as run %s; use `--again` to start it again", plan.name, ended.folder.name)
             return outcome_code(ended.records)
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     elif name and not config.run:
         logger.info("resuming run %s, which is not finished", name)
     if not name:
-        name = new_name(plan)
-        if edited := edited_from(Path(config.data_dir), plan):
+        name = make_run_name(plan)
+        if edited := describe_edits(Path(config.data_dir), plan):
             logger.warning("%s: starting run %s", edited, name)
     command = f"edge-server run --config {options.config}"
     return asyncio.run(serve_run(config, plan, name, command))
@@ -281,7 +281,7 @@ def _show(
 
     table = tables.rounds_table(records, each_device=each_device, width=terminal_columns(sys.stdout))
     device_notes = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
-    skipped = [*tables.skipped_lines(records), *tables.trained_on_lines(records)]
+    skipped = [*tables.skipped_lines(records), *tables.gpu_lines(records)]
     notes = [*chain.from_iterable(device_notes), *skipped, *tables.restart_lines(records), explain_shortfall(records)]
     write_text(sys.stdout, table, *filter(None, notes))
     *lines, what_next, record = outcome_lines(outcome, folder)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from edge_server.plan.data_folder import check_data_folder
-from shared.runtime.extras import readable_packaged_config
+from shared.runtime.extras import find_readable_config
 
 RUN_HELP = "name of a run or a unique prefix of it, `last`, or the path of its folder"
 RUN_OR_SITES_HELP = f"{RUN_HELP}; for several sites the common prefix of their runs' names, or a folder with only these"
@@ -62,7 +62,7 @@ def _fill_defaults(options: argparse.Namespace) -> None:
     if not missing:
         return
     if "data_dir" in missing and getattr(options, "config", "") is None and options.command not in RUN_CREATORS:
-        options.config = readable_packaged_config("server.toml")
+        options.config = find_readable_config("server.toml")
     defaults = {"data_dir": DATA_DIR, "data_root": default_data_root()}
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415

@@ -12,7 +12,7 @@ import msgspec
 from edge_server.cli.report import write
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import Run, find_all
+from edge_server.journal.runs import Run, find_site_runs
 from edge_server.replay.comparison.compare import Gap, Model, compare_runs
 from edge_server.replay.comparison.compare_page import page, sites_page
 from edge_server.replay.comparison.compare_sites import SitesGap, compare_sites
@@ -35,7 +35,7 @@ def find_recorded(options: argparse.Namespace) -> list[Run]:
         ConfigError: There is no such run, its journal cannot be read, or an option needs `--compare`.
     """
     if options.compare:
-        return find_all(options.data_dir, str(options.compare))
+        return find_site_runs(options.data_dir, str(options.compare))
     if options.html or options.fail_above is not None:
         raise ConfigError("--html and --fail-above need --compare RUN")
     return []

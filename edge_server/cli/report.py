@@ -72,10 +72,10 @@ def report(options: argparse.Namespace) -> int:
         Unwritable: The file cannot be written.
     """
     from edge_server.journal.rollouts.state import rollouts_of  # noqa: PLC0415
-    from edge_server.journal.runs import find_all  # noqa: PLC0415
+    from edge_server.journal.runs import find_site_runs  # noqa: PLC0415
     from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
-    matches = [run for name in dict.fromkeys(options.runs) for run in find_all(options.data_dir, name)]
+    matches = [run for name in dict.fromkeys(options.runs) for run in find_site_runs(options.data_dir, name)]
     named_runs = list({run.folder: run for run in matches}.values())
     digests = make_names_unique([digest_run(run.records) for run in named_runs])
     sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, named_runs, strict=True)])

@@ -1,4 +1,4 @@
-"""`edge-server trace`: export a run as a trace, import or check a trace."""
+"""`edge-server trace`: export a run; import or check a trace."""
 
 from __future__ import annotations
 

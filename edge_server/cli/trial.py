@@ -14,8 +14,8 @@ import msgspec
 from rich.console import Console
 
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import edited_from, find_unfinished, make_folder, new_name, run_exists
-from edge_server.journal.sqlite import read
+from edge_server.journal.runs import create_runs_folder, describe_edits, find_unfinished, make_run_name, run_exists
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.data import planned_data, require_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.server_config import ServerConfig
@@ -79,9 +79,9 @@ def _run_here(
     if share is None:
         return go(plan)
     measured_budget.require_share(share)
-    took = measured_budget.measure_baseline(records for _, records in go(measured_budget.baseline_of(plan)))
-    print_line(Console(stderr=True), measured_budget.describe(share, took))
-    return go(measured_budget.with_budget(plan, share, took))
+    took = measured_budget.read_baseline_cost(records for _, records in go(measured_budget.make_baseline_plan(plan)))
+    print_line(Console(stderr=True), measured_budget.format_budget(share, took))
+    return go(measured_budget.set_budget(plan, share, took))
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -91,8 +91,8 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> FinishedRun:
-    data_dir = make_folder(Path(config.data_dir))
-    name = find_unfinished(data_dir, plan) or new_name(plan)
+    data_dir = create_runs_folder(Path(config.data_dir))
+    name = find_unfinished(data_dir, plan) or make_run_name(plan)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
 
@@ -104,7 +104,7 @@ def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Call
         print_line(console, line)
 
     goes_on = ", resumed" if run_exists(data_dir, name) else ""
-    if not goes_on and (edited := edited_from(data_dir, plan)):
+    if not goes_on and (edited := describe_edits(data_dir, plan)):
         say(f"{edited}: starting run {name}")
     say(f"{plan.name}: run {name}{goes_on}, {plan.rounds} rounds of {plan.algorithm.name}")
     with display.bar:
@@ -119,13 +119,13 @@ def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Call
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> FinishedRun:
-    local = _local_trial(options, config, plan, new_name(plan), options.local or plan.local)
+    local = _local_trial(options, config, plan, make_run_name(plan), options.local or plan.local)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
     print_line(console, f"{plan.name}: {local.count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
     _say_emulated(console, plan)
     _run_to_end(run_local(local, display.tell), [local], console, display.bar, cancelled_by_signals)
-    return local.folder, read(local.folder)
+    return local.folder, read_records(local.folder)
 
 
 def run_at_sites(
@@ -152,7 +152,7 @@ def run_at_sites(
     _say_emulated(console, plan)
     going = run_sites(sites, lambda site, record: displays[site].tell(record))
     _run_to_end(going, list(sites.values()), console, bar, cancelled_by_signals)
-    return [(site.folder, read(site.folder)) for site in sites.values()]
+    return [(site.folder, read_records(site.folder)) for site in sites.values()]
 
 
 def _say_emulated(console: Console, plan: Plan) -> None:
@@ -169,7 +169,7 @@ def _local_trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, 
     require_data(plan, Path(config.data_root))
     agents = len(devices(plan, count))
     return Local(
-        *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), run, agents),
+        *(options.plan, plan, Path(config.data_root), create_runs_folder(Path(config.data_dir)), run, agents),
         embedded=options.embedded_broker,
         device=options.device or "cpu",
         writes_plan=options.cef_share is not None,

@@ -31,14 +31,14 @@ PLUGINS = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous
 """By default amqtt loads seven, three of which start a task for every packet, to log or to count it."""
 
 
-class TurnWriter(StreamWriterAdapter):  # type: ignore[misc]
+class ExclusiveWriter(StreamWriterAdapter):  # type: ignore[misc]
     """Stream writer that waits for earlier connections of the same client id.
 
     Attributes:
         ended: Set when the connection has been torn down.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, TurnWriter]) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, ExclusiveWriter]) -> None:
         super().__init__(writer)
         self.ended = asyncio.Event()
         self._stream, self._newest, self._client = writer, newest, ""
@@ -69,7 +69,7 @@ class TurnWriter(StreamWriterAdapter):  # type: ignore[misc]
             del self._newest[self._client]
 
 
-class Handler(BrokerProtocolHandler):  # type: ignore[misc]
+class SerializedHandler(BrokerProtocolHandler):  # type: ignore[misc]
     """Loads a client's session after its previous connection has released it."""
 
     @classmethod
@@ -80,7 +80,7 @@ class Handler(BrokerProtocolHandler):  # type: ignore[misc]
         return handler, session
 
 
-class SnapshotDict(dict[str, Any]):
+class SnapshotIterationDict(dict[str, Any]):
     """Dictionary whose iteration tolerates insertions."""
 
     def __iter__(self) -> Iterator[str]:
@@ -93,8 +93,8 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
     def __init__(self, port: int) -> None:
         listener = {"type": "tcp", "bind": f"127.0.0.1:{port}"}
         super().__init__({"listeners": {"default": listener}, "plugins": PLUGINS})
-        self._subscriptions = SnapshotDict()
-        self._newest: dict[str, TurnWriter] = {}
+        self._subscriptions = SnapshotIterationDict()
+        self._newest: dict[str, ExclusiveWriter] = {}
 
     @property
     def port(self) -> int:
@@ -105,7 +105,7 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        line = TurnWriter(writer, self._newest)
+        line = ExclusiveWriter(writer, self._newest)
         try:
             await self._client_connected(listener_name, StreamReaderAdapter(reader), line)
         finally:
@@ -126,7 +126,7 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
 
-def limit_packets() -> None:
+def limit_packet_size() -> None:
     """Disconnect clients that announce longer packets than permitted.
 
     amqtt has no such limit, and buffers a whole packet before looking at it.
@@ -142,12 +142,12 @@ def limit_packets() -> None:
 
 def serialize_connections() -> None:
     """Make connections of one client id follow each other."""
-    amqtt.BrokerProtocolHandler = Handler
+    amqtt.BrokerProtocolHandler = SerializedHandler
 
 
 async def serve(port: int) -> None:
     """Serve on loopback until SIGTERM."""
-    limit_packets()
+    limit_packet_size()
     serialize_connections()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

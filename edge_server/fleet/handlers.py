@@ -1,4 +1,4 @@
-"""Protocols of the hub's message handlers: broadcast, update collector, step server."""
+"""Interfaces (typing.Protocol) of the hub's message handlers."""
 
 from __future__ import annotations
 

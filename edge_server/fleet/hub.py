@@ -249,7 +249,7 @@ class Server:
             await self.observe(device, message)
         elif isinstance(message, Report):
             self._handle_report(message)
-            await self._check_presence(device, is_proof=self.fleet.reports_prove_life(device))
+            await self._check_presence(device, is_proof=self.fleet.has_fresh_reports(device))
         else:
             self.fleet.life_signs[device] += 1
             await self._check_presence(device, is_proof=True)
@@ -286,7 +286,7 @@ class Server:
         status = self.fleet.statuses.get(device)
         if status and status.online:
             return
-        if is_proof and status and (alive := self.fleet.revive(device)):
+        if is_proof and status and (alive := self.fleet.mark_online(device)):
             log.info("device %s sends messages although its status is offline", device)
             await self._publish_change(alive, status)
         else:
@@ -312,7 +312,7 @@ class Server:
 
     async def observe(self, device: str, message: Status) -> None:
         """Handle a device's birth or death."""
-        if self.fleet.is_used_twice(message):
+        if self.fleet.is_duplicate_id(message):
             self._report_duplicate_id(device)
         before = self.fleet.statuses.get(device)
         if self.fleet.observe(message):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_server.fleet.record_limiter import RecordLimiter
-from edge_server.fleet.report_changes import ObservedDevice, sense_report
+from edge_server.fleet.report_changes import ObservedDevice, filter_report
 from edge_server.fleet.state import Fleet
 from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import AnyRecord, Joined, Left
@@ -106,7 +106,7 @@ class Observer:
         """Record a report if it differs enough from the last one."""
         at = self.clock()
         self._record_missing(at)
-        if (news := sense_report(report, self._last.get(report.device), at)) and self._allowance.take(
+        if (news := filter_report(report, self._last.get(report.device), at)) and self._allowance.take(
             report.device, at
         ):
             record, self._last[report.device] = news

@@ -1,4 +1,4 @@
-"""Filter device reports down to changes that a run's journal records."""
+"""Change filter for device reports: selects what a run's journal records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ObservedDevice:
     spent: tuple[str, int] | None
 
 
-def sense_report(report: Report, before: ObservedDevice | None, at: float) -> tuple[Sensed, ObservedDevice] | None:
+def filter_report(report: Report, before: ObservedDevice | None, at: float) -> tuple[Sensed, ObservedDevice] | None:
     """Return the record of a report and the new knowledge; None without a relevant change.
 
     Recorded are a first report, the end of a task, a changed flag, fact or set of readings, and, after a pause, a

@@ -72,7 +72,7 @@ class Fleet:
         self._set(message)
         return True
 
-    def revive(self, device: str) -> Status | None:
+    def mark_online(self, device: str) -> Status | None:
         """Mark an offline device as online, since it sends messages; return its status, None if it was not offline.
 
         Its death was published by another process, or its birth was lost.
@@ -87,11 +87,11 @@ class Fleet:
         self._set(status)
         return status
 
-    def reports_prove_life(self, device: str) -> bool:
+    def has_fresh_reports(self, device: str) -> bool:
         """Return true if an offline device has sent more reports than the broker can have retained."""
         return self._fresh.get(device, 0) >= FRESH_REPORTS
 
-    def is_used_twice(self, message: Status) -> bool:
+    def is_duplicate_id(self, message: Status) -> bool:
         """Return true if a birth shows two processes under one id: a superseded process began a new session."""
         if not message.online or self._is_late(message):
             return False

@@ -1,4 +1,4 @@
-"""Validate a site's files, certificates and live broker; name a fix for each fault."""
+"""Validate a site's files, certificates and live broker; suggest fixes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from shared.errors import ConfigError, Unreachable
 from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES
 from shared.transport.base import Broker
 from shared.transport.capabilities import Lack, find_lacks
-from shared.transport.tls import Tls
+from shared.transport.tls import TlsSettings
 
 RENEWAL_LEAD = timedelta(days=365)
 """Advise to replace a CA this long before its end, since it limits the validity of boards' certificates."""
@@ -375,7 +375,7 @@ async def _missing_capabilities(context: _Context) -> list[Lack]:
     """Test the broker's capabilities as the probe, among others by a message of the longest frame."""
     endpoint = broker_endpoint(context.site, context.state)
     pair = context.site.gateway("probe")
-    tls = Tls(ca=str(endpoint.trusted), cert=f"{pair}.crt", key=f"{pair}.key")
+    tls = TlsSettings(ca=str(endpoint.trusted), cert=f"{pair}.crt", key=f"{pair}.key")
     broker = Broker(host=endpoint.host, port=endpoint.port, tls=tls)
     topic = probe_topic(context.state.site, context.state.generation)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds, measured_rounds
-from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, name_rounds, outcome_of
+from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, make_round_namer, outcome_of
 
 MOST_NAMED = 4
 TRIES_TO_WAIT = 3
@@ -145,7 +145,7 @@ def _accuracy(measured: tuple[float, int], run: Run) -> RoundAccuracy:
     accuracy, number = measured
     paths = (path(run.folder / FOLDER, number) for path in (checkpoint_path, best_path))
     model = next((str(path) for path in paths if path.exists()), "")
-    named = name_rounds(run.records)(number)
+    named = make_round_namer(run.records)(number)
     return RoundAccuracy(round=number, named=named if named != str(number) else "", accuracy=accuracy, model=model)
 
 

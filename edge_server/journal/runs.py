@@ -23,7 +23,7 @@ from edge_server.journal.records import (
     closed_rounds,
     drop_void,
 )
-from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
+from edge_server.journal.sqlite import JOURNAL, last_record, read_records, salvageable_records
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
 from edge_server.plan.sites import round_name
@@ -82,7 +82,7 @@ class Run:
         return next((record for record in self.records if isinstance(record, RunClosed)), None)
 
 
-def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
+def make_round_namer(records: Iterable[AnyRecord]) -> Callable[[int], str]:
     """Return a function from round numbers to displayed names: `global.edge` in a plan with sites, else the number."""
     plan = next((record.plan for record in records if isinstance(record, RunOpened)), None)
     if plan is None or not plan.sites:
@@ -91,12 +91,12 @@ def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
     return lambda number: round_name(number, edge_rounds) if 1 <= number <= rounds else str(number)
 
 
-def new_name(plan: Plan) -> str:
+def make_run_name(plan: Plan) -> str:
     """Return a unique run name."""
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
 
 
-def note_begun(folder: Path, *, replace: bool = False) -> None:
+def record_run_order(folder: Path, *, replace: bool = False) -> None:
     """Append a run to the order of runs, once.
 
     Args:
@@ -122,7 +122,7 @@ def _begun_order(data_dir: Path) -> dict[str, int]:
     return {name: index for index, name in enumerate(names)}
 
 
-def order_of_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
+def start_order_key(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
     """Return a sort key for runs by beginning.
 
     Runs of versions that noted no order come first, by calendar time.
@@ -131,7 +131,7 @@ def order_of_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
     return lambda run: (order.get(run.folder.name, -1), _begun_utc_s(run))
 
 
-def make_folder(data_dir: Path) -> Path:
+def create_runs_folder(data_dir: Path) -> Path:
     """Return a folder of runs, created if necessary and marked with this version.
 
     Raises:
@@ -166,7 +166,7 @@ def is_empty(folder: Path) -> bool:
     if not _holds_run(folder):
         return True
     try:
-        return not read(folder)
+        return not read_records(folder)
     except CorruptFile:
         return False
 
@@ -180,14 +180,14 @@ def find_run(data_dir: Path, run: str) -> Run:
     folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _resolve_prefix(data_dir, run)
     check_data_folder(folder.parent)
     try:
-        return Run(folder, read(folder))
+        return Run(folder, read_records(folder))
     except CorruptFile as error:
         raise ConfigError(
             f"{error}; restore the file from a copy, or resume the run from its intact records"
         ) from error
 
 
-def find_all(data_dir: Path, run: str) -> list[Run]:
+def find_site_runs(data_dir: Path, run: str) -> list[Run]:
     """Return a run as `find_run` does, or those of all sites of a plan: by the common prefix of their names or folder.
 
     The `last` run of a plan with sites stands for the runs of all sites made with it.
@@ -268,7 +268,7 @@ def all_runs(data_dir: Path) -> list[Run]:
             runs.append(find_run(data_dir, str(folder.relative_to(data_dir))))
         except ConfigError as error:
             log.warning("%s", error)
-    return sorted(runs, key=order_of_beginning(data_dir), reverse=True)
+    return sorted(runs, key=start_order_key(data_dir), reverse=True)
 
 
 def _begun_utc_s(run: Run) -> float:
@@ -304,7 +304,7 @@ def best_path(folder: Path, number: int) -> Path:
     return folder / f"best-{number:06d}.safetensors"
 
 
-def require_record(folder: Path) -> None:
+def require_journal(folder: Path) -> None:
     """Refuse to begin a run in a folder with checkpoints but without a journal.
 
     Raises:
@@ -322,11 +322,11 @@ def require_record(folder: Path) -> None:
 
 
 def _require_records(data_dir: Path, plan: Plan) -> None:
-    """Refuse to begin a plan again beside one of its runs whose journal is lost; see `require_record`."""
+    """Refuse to begin a plan again beside one of its runs whose journal is lost; see `require_journal`."""
     named = re.compile(re.escape(plan.name[:32]) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
     for path in data_dir.glob(f"*/{FOLDER}"):
         if named.fullmatch(path.parent.name) and not salvageable_records(path.parent / JOURNAL):
-            require_record(path.parent)
+            require_journal(path.parent)
 
 
 def is_local(folder: Path) -> bool:
@@ -354,11 +354,11 @@ def find_unfinished(data_dir: Path, plan: Plan) -> str | None:
     Runs with agents on this machine do not count: the site's devices took no part in them.
 
     Raises:
-        ConfigError: As `require_record` for a run that by its name is one of this plan.
+        ConfigError: As `require_journal` for a run that by its name is one of this plan.
     """
     _require_records(data_dir, plan)
     runs = _runs_with_devices(data_dir)
-    for run in sorted(runs, key=order_of_beginning(data_dir), reverse=True):
+    for run in sorted(runs, key=start_order_key(data_dir), reverse=True):
         if (
             run.opened
             and run.opened.started
@@ -369,13 +369,13 @@ def find_unfinished(data_dir: Path, plan: Plan) -> str | None:
     return None
 
 
-def edited_from(data_dir: Path, plan: Plan) -> str:
+def describe_edits(data_dir: Path, plan: Plan) -> str:
     """Return the changes of this plan since the last run of a plan of its name; empty if there are none.
 
     Args:
         plan: The plan to run now.
     """
-    runs = sorted(_runs_with_devices(data_dir), key=order_of_beginning(data_dir))
+    runs = sorted(_runs_with_devices(data_dir), key=start_order_key(data_dir))
     openings = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
     last = next((opening for opening in reversed(openings) if opening.plan.name == plan.name), None)
     if last is None or is_same_plan(last.plan, plan):
@@ -391,7 +391,7 @@ def describe_differences(earlier: Plan, plan: Plan) -> str:
     )
 
 
-def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
+def find_ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
     """Return the run of that name if it has ended; without a name, the latest ended live run of exactly this plan.
 
     Args:
@@ -401,7 +401,7 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
     runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
-    return max(live, key=order_of_beginning(data_dir), default=None)
+    return max(live, key=start_order_key(data_dir), default=None)
 
 
 def summarise_run(run: Run) -> RunSummary:
@@ -442,7 +442,7 @@ def outcome_of(run: Run) -> str:
     return "missed" if is_missed else run.closed.outcome
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed distributions that determine results."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where a run begins
 

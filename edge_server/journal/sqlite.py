@@ -279,7 +279,7 @@ class SqliteJournal:
             self._beside.shutdown()
 
 
-def read(folder: Path, after: int = 0) -> list[AnyRecord]:
+def read_records(folder: Path, after: int = 0) -> list[AnyRecord]:
     """Return a run's records without the first `after`, even while another process writes.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from edge_server.journal.runs import versions
+from edge_server.journal.runs import read_versions
 from edge_server.release.graph import (
     FEATURES,
     INPUT,
@@ -130,7 +130,7 @@ def create_release(
         probes=_add_part(file.encode(State(probe_tensors)), parts),
         opset=OPSET,
         ir_version=content.ir_version,
-        versions=versions() | {package: version(package) for package in ("onnx", "onnxruntime")},
+        versions=read_versions() | {package: version(package) for package in ("onnx", "onnxruntime")},
     )
     return publish(data_dir, manifest, parts)
 

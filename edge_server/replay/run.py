@@ -1,4 +1,4 @@
-"""Run a replay: plan, trace or recorded run in, run folder and records out."""
+"""Replay runner: replay a plan, trace or recorded run into run folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
-from edge_server.journal.runs import find_run, make_folder, note_begun
+from edge_server.journal.runs import create_runs_folder, find_run, record_run_order
 from edge_server.plan.data import device_data, require_data, resolve_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices
@@ -38,12 +38,12 @@ from edge_server.replay.progress import Progress
 from edge_server.replay.sites import SiteDecisions, play_sites
 from edge_server.replay.source import (
     SiteTraces,
-    examples_by_device,
+    count_examples_by_device,
     find_site_traces,
     find_source,
-    recorded_fleet,
+    require_multi_site_source,
     require_recorded_data,
-    require_replayable,
+    select_recorded_devices,
 )
 from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.temporary_folder import PART_PREFIX, folder_in
@@ -115,13 +115,13 @@ def run_replay(  # noqa: PLR0913 - options of the command line
         return _replay_recorded_sites(traces, data_root, data_dir, workers or count_cores(), other_data=other_data)
     plan, trace = find_source(source, instead, data_dir, data_root)
     if plan.sites:
-        require_replayable(source, is_plan=trace is None and not count)
+        require_multi_site_source(source, is_plan=trace is None and not count)
     _require_data(plan, trace, data_root)
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
         require_recorded_data(trace, _count_local_examples(plan, trace))
-    with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
+    with _handle_sigterm(), folder_in(create_runs_folder(data_dir), PART_PREFIX) as place:
         part = place / replay_name(plan, trace, count)
         runs = _play_into(plan, part, count, workers or count_cores(), trace)
         return [_store_run(run, data_dir) for run in runs]
@@ -153,7 +153,7 @@ def _count_local_examples(plan: Plan, trace: Trace) -> dict[str, int]:
         ConfigError: The data cannot be read.
     """
     try:
-        return examples_by_device(plan, recorded_fleet(trace, plan)[0])
+        return count_examples_by_device(plan, select_recorded_devices(trace, plan)[0])
     except ConfigError as error:
         problem = f"the devices' examples cannot be read on this machine ({error})"
         raise ConfigError(f"{trace.header.run}: {problem}: {other_examples.REMEDY}") from error
@@ -174,9 +174,9 @@ def _with_other_examples(
             plan = other_examples.replace_data(plan, other_examples.parse_data(data))
         else:
             shape = shape or other_examples.recorded_shape(_records_of(source, data_dir))
-            plan = stack.enter_context(other_examples.synthetic_data(plan, trace, shape, make_folder(data_dir)))
+            plan = stack.enter_context(other_examples.synthetic_data(plan, trace, shape, create_runs_folder(data_dir)))
         stack.enter_context(_handle_sigterm())
-        place = stack.enter_context(folder_in(make_folder(data_dir), PART_PREFIX))
+        place = stack.enter_context(folder_in(create_runs_folder(data_dir), PART_PREFIX))
         part = place / replay_name(plan, trace)
         return [_store_run(replayed, data_dir) for replayed in _play_into(plan, part, 0, workers, trace)]
 
@@ -196,8 +196,8 @@ def _replay_recorded_sites(
     plan = plan_for_exact_bits(resolve_data(traces.header.plan, data_root))
     require_data(plan, data_root)
     if not other_data:
-        traces.require_data(examples_by_device(plan, devices(plan)))
-    with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
+        traces.require_data(count_examples_by_device(plan, devices(plan)))
+    with _handle_sigterm(), folder_in(create_runs_folder(data_dir), PART_PREFIX) as place:
         part, tell = place / replay_name(plan, traces), Progress(plan.rounds).tell
         parts = {site: part.with_name(f"{part.name}-{site}") for site in traces.traces}
         ended = replay_sites(plan, parts, workers=workers, tell=tell, traces=traces)
@@ -208,7 +208,7 @@ def _play_into(plan: Plan, part: Path, count: int, workers: int, trace: Trace | 
     """Replay a plan into `part`, or a plan with sites into one folder per site beside it."""
     tell = Progress(plan.rounds).tell
     if not plan.sites:
-        return [(part, replay(plan, part, count, workers=workers, tell=tell, trace=trace)[1])]
+        return [(part, replay_plan(plan, part, count, workers=workers, tell=tell, trace=trace)[1])]
     parts = {site: part.with_name(f"{part.name}-{site}") for site in plan.sites.names}
     ended = replay_sites(plan, parts, workers=workers, tell=tell)
     return [(parts[site], records) for site, (_, records) in ended.items()]
@@ -220,7 +220,7 @@ def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
     folder = data_dir / part.name
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    note_begun(folder, replace=True)
+    record_run_order(folder, replace=True)
     return folder, records
 
 
@@ -260,7 +260,7 @@ def replay_name(plan: Plan, trace: Trace | SiteTraces | None = None, count: int 
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 
 
-def replay(  # noqa: PLR0913 - inputs of a replay
+def replay_plan(  # noqa: PLR0913 - inputs of a replay
     plan: Plan,
     folder: Path,
     count: int = 0,
@@ -311,8 +311,8 @@ def replay_sites(
         decisions: Recorded decisions to repeat, by site and round; None to decide them again.
 
     Raises:
-        ConfigError: As `replay`.
-        Infeasible: As `replay`.
+        ConfigError: As `replay_plan`.
+        Infeasible: As `replay_plan`.
     """
     with _prepare(plan, 0, workers, traces) as prepared, ExitStack() as stack:
         clock, updates = prepared.runner.get_loop().time, prepared.folder / "updates"
@@ -345,7 +345,7 @@ class PreparedReplay:
 
 @contextmanager
 def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[PreparedReplay]:
-    """Provide everything that a replay needs while the block lasts; arguments as `replay`."""
+    """Provide everything that a replay needs while the block lasts; arguments as `replay_plan`."""
     malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
@@ -392,7 +392,7 @@ def _build_fleet(
         fleet, notes = devices(plan), list[str]()
         behaviours = [recorded.recorded_behaviours(trace.trace_of(device.name), [device.name])[0] for device in fleet]
     else:
-        fleet, notes = recorded_fleet(trace, plan, count)
+        fleet, notes = select_recorded_devices(trace, plan, count)
         behaviours = recorded.recorded_behaviours(trace, [device.name for device in fleet])
     return fleet, behaviours, notes + [warning for behaviour in behaviours for warning in behaviour.warnings]
 

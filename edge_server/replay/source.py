@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.journal.records import Gossiped
-from edge_server.journal.runs import find_all, run_exists
+from edge_server.journal.runs import find_site_runs, run_exists
 from edge_server.plan.data import device_data, resolve_data
 from edge_server.plan.devices import DevicePlan, expand_devices
 from edge_server.plan.plan import Plan
@@ -93,7 +93,7 @@ def require_recorded_data(trace: Trace, sizes: Mapping[str, int]) -> None:
         )
 
 
-def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[DevicePlan], list[str]]:
+def select_recorded_devices(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[DevicePlan], list[str]]:
     """Return the devices to replay, and notes for the replay's record.
 
     Args:
@@ -122,7 +122,7 @@ def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[Devic
     return [planned.get(name, DevicePlan(name=name)) for name in names], notes
 
 
-def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
+def count_examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
     """Return the number of training examples of the fleet's first devices, at most `MOST_COUNTED`."""
     cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
@@ -175,7 +175,7 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
     if source.is_file() or files.is_trace(source):
         return None
     try:
-        runs = find_all(data_dir, str(source))
+        runs = find_site_runs(data_dir, str(source))
     except ConfigError:
         return None  # `find_source` raises the error
     if len(runs) == 1:
@@ -196,7 +196,7 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
     return SiteTraces(traces, gossips)
 
 
-def require_replayable(source: Path, *, is_plan: bool) -> None:
+def require_multi_site_source(source: Path, *, is_plan: bool) -> None:
     """Reject a source from which a plan with several sites cannot be replayed.
 
     Args:

@@ -148,7 +148,7 @@ def _of_several(layer: nn.Module, channels: int | None) -> nn.Module | None:
     return None
 
 
-def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
+def repeat_parameters(network: nn.Sequential, start: Tree, count: int) -> Tree:
     """Return the start parameters repeated for K = `count` devices, of shape (K, ...), by name."""
     leaves = {name: start[name] for name, _ in network.named_parameters()}
     return {

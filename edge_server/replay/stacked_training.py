@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from edge_server.plan.plan import Plan
-from edge_server.replay.stacked_networks import load_stacks, stack_networks, stacks_of
+from edge_server.replay.stacked_networks import load_stacks, repeat_parameters, stack_networks
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import Correction, LocalSgd
@@ -114,7 +114,7 @@ def train(
         correct: Changes gradients in place, as in `local_sgd`.
     """
     order = sorted(range(len(batches)), key=lambda index: -batches[index].num_examples)
-    stacks, active = stacks_of(network, start, len(order)), 0
+    stacks, active = repeat_parameters(network, start, len(order)), 0
     momenta = {name: torch.zeros_like(stack) for name, stack in stacks.items()} if hyper.momentum else {}
     losses, counts = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
     for step in _steps([batches[index] for index in order]):

@@ -18,7 +18,7 @@ from edge_server.report.digest import (
     Seconds,
     TaskDigest,
     Traffic,
-    fleet_figures,
+    known_fleet_accuracies,
 )
 from edge_server.report.targets import costs_to_targets
 
@@ -96,7 +96,7 @@ def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
     yield Line(run.run, round_.round, "", "outcome", round_.outcome)
     for name in ("online", "selected", "arrived", "late", "failed"):
         yield _figure(run, round_.round, "", name, getattr(round_, name))
-    for name in ("accuracy", "test_loss", "loss", "device_accuracy", *fleet_figures([run])):
+    for name in ("accuracy", "test_loss", "loss", "device_accuracy", *known_fleet_accuracies([run])):
         yield _figure(run, round_.round, "", name, getattr(round_, name))
     for label, share in enumerate(round_.class_accuracy):
         yield _figure(run, round_.round, "", f"class_accuracy.{label}", share)

@@ -1,4 +1,4 @@
-"""Digest of a run: the values behind the report's page, tables and JSON.
+"""Digest of a run: values for the report's page, tables and JSON.
 
 Unknown amounts are never counted as zero: sums over them become lower bounds or unknown.
 """
@@ -295,7 +295,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
 
 
-def fleet_figures(runs: Iterable[Digest]) -> list[str]:
+def known_fleet_accuracies(runs: Iterable[Digest]) -> list[str]:
     """Return the elements of `FLEET_ACCURACIES` that any of the runs knows."""
     rounds = [round_ for run in runs for round_ in run.rounds]
     return [name for name in FLEET_ACCURACIES if any(getattr(round_, name) is not None for round_ in rounds)]

@@ -38,7 +38,7 @@ from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.models.evaluate import Score, score
-from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, mix
+from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, derive_seed
 from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
@@ -215,7 +215,7 @@ class Rounds:
         cohort = Cohort(tuple(sorted(assignments)), plan.hyper, plan.seed, plan.rounds)
 
         def train() -> State:
-            with seed_torch(mix(plan.seed, number, f"{SERVER}/training")):
+            with seed_torch(derive_seed(plan.seed, number, f"{SERVER}/training")):
                 labelled = inputs.to(self.device), labels.to(self.device)
                 return state_to_device(
                     server.train(self.model, state_to_device(state, self.device), labelled, cohort, number), CPU

@@ -32,7 +32,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.runs import describe_differences, require_record, versions
+from edge_server.journal.runs import describe_differences, read_versions, require_journal
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
@@ -53,7 +53,7 @@ from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.base import Model
 from shared.models.build import DRAW, build_blank, build_initial
-from shared.models.evaluate import require_fit
+from shared.models.evaluate import require_matching_examples
 from shared.protocol.messages import Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
@@ -224,7 +224,7 @@ async def _load_server_examples(plan: Plan, server: Server) -> tuple[Examples | 
 async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
     """Record the beginning of a new run."""
     if not rounds.store.records():
-        require_record(rounds.store.folder)
+        require_journal(rounds.store.folder)
         await rounds.persist(rounds.store.append, begun)
 
 
@@ -240,7 +240,7 @@ def _require_examples(rounds: Rounds, tree: Tree) -> None:
     """Refuse server data that the network or algorithm cannot take, before any task is sent."""
     for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
         if examples is not None:
-            require_fit(rounds.model.layers, tree, examples, source)
+            require_matching_examples(rounds.model.layers, tree, examples, source)
     server, labelled = rounds.algorithm.server, rounds.labelled
     if server and server.check and labelled is not None:
         server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper)
@@ -351,7 +351,7 @@ async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[No
     server, store = rounds.server, rounds.store
     now_utc_s = utc_seconds() if is_live(store.records()) else None
     await rounds.persist(
-        store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
+        store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=read_versions())
     )
     observer = Observer(server.clock, lambda batch: server.worker(store.extend, batch))
     membership = rounds.membership

@@ -20,7 +20,7 @@ from edge_server.journal.records import (
     RunOpened,
     measured_rounds,
 )
-from edge_server.journal.runs import name_rounds
+from edge_server.journal.runs import make_round_namer
 from edge_server.plan.sites import devices_by_site, round_name
 from shared.errors import ConfigError, Unwritable
 from shared.protocol.units import BYTES, SECONDS, choose_unit
@@ -118,7 +118,7 @@ def summarise_sites(records: Sequence[AnyRecord], peer_rounds: Mapping[str, int]
     for gossip in gossips.values():
         for reason, count in gossip.refused.items():
             refused[reason] = refused.get(reason, 0) + count
-    name, begun_there = name_rounds(records), peer_rounds or {}
+    name, begun_there = make_round_namer(records), peer_rounds or {}
     peers = dict.fromkeys(peer for gossip in gossips.values() for peer in (*gossip.on, *gossip.off))
     peers |= dict.fromkeys(begun_there)
     return SitesSummary(
@@ -219,7 +219,7 @@ def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
     each = ", ".join(f"{site} {rounds[0][0]:.4f}" if rounds else f"{site} -" for site, rounds in last.items())
     mean = math.fsum(accuracy for accuracy, _ in measured) / len(measured)
     of = "" if len(measured) == len(last) else f" of {len(measured)} sites"
-    name = name_rounds(next(iter(runs.values())))
+    name = make_round_namer(next(iter(runs.values())))
     first, *others = sorted({number for _, number in measured})
     when = f"rounds {name(first)} to {name(others[-1])}" if others else f"round {name(first)}"
     return f"accuracy by site: {each}; mean{of} {mean:.4f} after {when}"

@@ -25,7 +25,7 @@ from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import ended_runs, has_rounds, is_empty, note_begun, run_exists
+from edge_server.journal.runs import ended_runs, has_rounds, is_empty, record_run_order, run_exists
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.inputs import describe_unapplied
 from edge_server.plan.plan import Plan
@@ -186,7 +186,7 @@ def _make_folder(data_dir: Path, folder: Path) -> None:
     check_data_folder(data_dir)
     with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    note_begun(folder)
+    record_run_order(folder)
 
 
 async def _require_alone(transport: MqttTransport, site: str, session: Session, *, gives_way: bool) -> None:

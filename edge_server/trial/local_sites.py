@@ -16,7 +16,7 @@ import msgspec
 
 from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
-from edge_server.journal.runs import SITES, new_name
+from edge_server.journal.runs import SITES, make_run_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.trial.local import SERVER, Local, emulate_link, megabit_rate, run_agent, run_server, until_closed
@@ -50,9 +50,9 @@ def local_sites(local: Local) -> dict[str, Local]:
 def new_names(plan: Plan) -> str:
     """Return the common prefix of a trial's runs, short enough for the sites' names to follow."""
     assert plan.sites
-    over = len(new_name(plan)) + 1 + max(map(len, plan.sites.names)) - LONGEST_NAME
+    over = len(make_run_name(plan)) + 1 + max(map(len, plan.sites.names)) - LONGEST_NAME
     short = plan.name[: max(1, len(plan.name[:32]) - max(0, over))]
-    return new_name(msgspec.structs.replace(plan, name=short))
+    return make_run_name(msgspec.structs.replace(plan, name=short))
 
 
 async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord], None]) -> dict[str, RunClosed]:

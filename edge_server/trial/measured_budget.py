@@ -1,4 +1,4 @@
-"""Budgets as a share of the measured cost of a plan's `cef` baseline.
+"""Budgets from a measured baseline run (`--cef-share`).
 
 HCEF's budgets are six tenths of the cost of the same rounds when every device takes all its steps and sends its whole
 change. Running that baseline first needs no model of links or boards.
@@ -28,7 +28,7 @@ class BaselineCost(NamedTuple):
     joules: float | None
 
 
-def baseline_of(plan: Plan) -> Plan:
+def make_baseline_plan(plan: Plan) -> Plan:
     """Return the plan's baseline: all steps and full updates of every device in every round, without a budget.
 
     Raises:
@@ -45,7 +45,7 @@ def baseline_of(plan: Plan) -> Plan:
     return replace(plan, name=f"{plan.name}-{BASELINE}", optimizer=optimizer, algorithm=algorithm, budget=BudgetPlan())
 
 
-def measure_baseline(runs: Iterable[Sequence[AnyRecord]]) -> BaselineCost:
+def read_baseline_cost(runs: Iterable[Sequence[AnyRecord]]) -> BaselineCost:
     """Return the cost of the runs of a plan's sites, from their journals.
 
     Raises:
@@ -64,7 +64,7 @@ def measure_baseline(runs: Iterable[Sequence[AnyRecord]]) -> BaselineCost:
     )
 
 
-def with_budget(plan: Plan, share: float, took: BaselineCost) -> Plan:
+def set_budget(plan: Plan, share: float, took: BaselineCost) -> Plan:
     """Return the plan with a share of the measured cost as its budget.
 
     Args:
@@ -74,7 +74,7 @@ def with_budget(plan: Plan, share: float, took: BaselineCost) -> Plan:
     return msgspec.structs.replace(plan, budget=BudgetPlan(time_s=share * took.seconds, joules=joules))
 
 
-def describe(share: float, took: BaselineCost) -> str:
+def format_budget(share: float, took: BaselineCost) -> str:
     """Return a line with the measured cost and the resulting budgets."""
     if took.joules is None:
         return f"{BASELINE} took {took.seconds:.1f} s, no device reported joules; time_s is {share:g} of that"

@@ -19,9 +19,9 @@ from edge_server.journal.records import (
     RunClosed,
     UpdateAccepted,
 )
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.report.progress_bar import NewsBar, print_line
-from edge_server.trial.tables import figure
+from edge_server.trial.tables import format_number
 
 POLL_S = 0.1
 
@@ -30,7 +30,7 @@ async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
     """Pass every record to `tell` as it appears; return the final one."""
     count = 0
     while True:
-        for record in read(folder, count) if (folder / JOURNAL).exists() else []:
+        for record in read_records(folder, count) if (folder / JOURNAL).exists() else []:
             count += 1
             tell(record)
             if isinstance(record, RunClosed):
@@ -68,7 +68,7 @@ class Display:
                 self._print(f"device {record.device} gets no more tasks until {until}{cause}")
                 return
             case Evaluated(round=int(number)):
-                mean, kind = figure(record.accuracy), "personal models" if record.personal else "the model"
+                mean, kind = format_number(record.accuracy), "personal models" if record.personal else "the model"
                 line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' local data: {mean}"
                 self._print(line)
                 return
@@ -91,7 +91,7 @@ class Display:
     def _close(self, closed: RoundClosed) -> None:
         """Show how a round ended; for a missed one the cause, and after several in a row the remedy."""
         self._arrived, is_missed = 0, closed.outcome == "missed"
-        news = f"accuracy {figure(closed.accuracy)}  loss {figure(closed.loss)}"
+        news = f"accuracy {format_number(closed.accuracy)}  loss {format_number(closed.loss)}"
         cause = self._missed_why(closed) if is_missed else ""
         if is_missed:
             news = f"missed: {len(closed.arrived)} updates came{cause}"

@@ -27,7 +27,7 @@ from edge_server.journal.records import (
     drop_void,
 )
 from edge_server.journal.run_clock import RESTARTED
-from edge_server.journal.runs import RunSummary, name_rounds
+from edge_server.journal.runs import RunSummary, make_round_namer
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits_width
@@ -67,7 +67,7 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
     summarised = len(devices) > MAX_DEVICE_COLUMNS and not each_device
     traffic, description = _traffic(records, closed, devices, split=split, summarised=summarised)
-    unit, scale = unit_of(_most(traffic, len(closed)))
+    unit, scale = select_byte_unit(_most(traffic, len(closed)))
     slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
     caption = CAPTION.format(slowest=slowest_parts, columns=description, unit=unit)
     personal_accuracies = {
@@ -76,7 +76,7 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         if isinstance(record, Evaluated) and record.personal
     }
     personal_column = ("personal",) * bool(personal_accuracies)
-    silent_by_round, name = _silent_by_round(records), name_rounds(records)
+    silent_by_round, name = _silent_by_round(records), make_round_namer(records)
     failed_column = ("failed",) * any(record.failed or record.round in silent_by_round for record in closed)
     by_name = ("slowest\ndevice",) * summarised
     headings = ("round", "updates", *failed_column, *personal_column, "accuracy", "loss", "seconds", "slowest")
@@ -88,12 +88,12 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         cost = costs.get(record.round, {})
-        personal = (figure(personal_accuracies.get(record.round)) for _ in personal_column)
-        training = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
+        personal = (format_number(personal_accuracies.get(record.round)) for _ in personal_column)
+        training = (format_number(record.accuracy), format_number(record.loss), f"{record.seconds:.2f}")
         failed = (_some([*record.failed, *silent_by_round.get(record.round, ())]) for _ in failed_column)
         slowest_cells = (slowest_device(cost, split=split) for _ in by_name)
         rows.append((name(record.round), updates, *failed, *personal, *training))
-        rows[-1] += (slowest(cost, split=split), *slowest_cells, total_joules(cost), *traffic_cells)
+        rows[-1] += (format_longest_times(cost, split=split), *slowest_cells, total_joules(cost), *traffic_cells)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
     wider = _with_terms(table, closed)
@@ -129,7 +129,7 @@ def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
         elif isinstance(record, RoundClosed):
             for device in (*record.arrived, *record.failed):
                 silent_records.pop(device, None)
-    name = name_rounds(records)
+    name = make_round_namer(records)
     lines = [
         f"device {device} is excluded since round {name(record.round)} until it sends a message: {record.cause}"
         for device, record in sorted(silent_records.items())[:MOST_NAMED]
@@ -214,7 +214,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= NO_DECIMALS_FROM else f"{value:.1f}"
 
 
-def slowest(costs: Mapping[str, Cost], *, split: bool = False) -> str:
+def format_longest_times(costs: Mapping[str, Cost], *, split: bool = False) -> str:
     """Return the longest computation, exchange (in a split session) and upload of a round, where known."""
     names = [f"{part}_s" for part in PARTS if split or part != "exchange"]
     values_by_part = ([getattr(cost, name) for cost in costs.values()] for name in names)
@@ -255,10 +255,10 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
         ranked = sorted((share, device) for device, share in shares if share is not None)
         selected = [(device, share) for share, device in (*ranked[:1], *ranked[-1:])]
     by_device = (f"{len(shares)} devices, from " if selected is not shares else "") + ", ".join(
-        f"{device} {figure(share)}" for device, share in selected
+        f"{device} {format_number(share)}" for device, share in selected
     )
     prefix = "with personal models, " if evaluations[-1].personal else ""
-    return [f"{prefix}on the devices' held-out examples: {figure(evaluations[-1].accuracy)} ({by_device})"]
+    return [f"{prefix}on the devices' held-out examples: {format_number(evaluations[-1].accuracy)} ({by_device})"]
 
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
@@ -267,7 +267,7 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
     excluded = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
     returned = {device for record in closed for device in record.arrived}
-    name, groups = name_rounds(records), dict[tuple[str, str, int, bool], list[str]]()
+    name, groups = make_round_namer(records), dict[tuple[str, str, int, bool], list[str]]()
     has_ended = any(isinstance(record, RunClosed) for record in records)
     for device, (number, cause) in sorted(causes.items()):
         times = sum(device in record.failed for record in closed)
@@ -289,7 +289,7 @@ def _subject(devices: Sequence[str]) -> tuple[str, str]:
     return f"devices {name_some(devices)}", "their agents are"
 
 
-def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:
+def gpu_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the GPUs used last, with their devices."""
     last = {record.device: record.update.trained_on for record in records if isinstance(record, UpdateAccepted)}
     by_processor: dict[str, list[str]] = {}
@@ -308,7 +308,7 @@ def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
     return [*notes[:MOST_MISSED], *([f"{omitted} more rounds {RESTARTED}"] if omitted > 0 else [])]
 
 
-def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
+def count_retries(records: Iterable[AnyRecord]) -> dict[int, int]:
     """Return the number of repetitions of each missed round."""
     return dict(Counter(record.round for record in records if isinstance(record, Rewound) and record.missed))
 
@@ -316,7 +316,7 @@ def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
 def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the most repeated rounds with their last cause."""
     causes = {record.round: record.cause for record in records if isinstance(record, Rewound) and record.missed}
-    name, tries = name_rounds(records), sorted(missed_tries(records).items(), key=lambda item: -item[1])
+    name, tries = make_round_namer(records), sorted(count_retries(records).items(), key=lambda item: -item[1])
     lines = [
         f"round {name(number)} was repeated {count} times, {causes[number]}" for number, count in tries[:MOST_MISSED]
     ]
@@ -350,7 +350,7 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
         (
             summary.run,
             f"{summary.rounds}/{summary.of}",
-            figure(summary.accuracy),
+            format_number(summary.accuracy),
             summary.outcome,
             summary.algorithm,
             summary.started,
@@ -365,12 +365,12 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
     return table
 
 
-def figure(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return a number with four decimals; a dash for None."""
     return "-" if value is None else f"{value:.4f}"
 
 
-def unit_of(count: int) -> tuple[str, float]:
+def select_byte_unit(count: int) -> tuple[str, float]:
     """Return the unit for a number of bytes, and its size in bytes."""
     unit = choose_unit(count, BYTES, between=("GB", "kB"))
     return unit.name, unit.size

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Missed, Scalar, Value, mix
+from shared.protocol.messages import Assignment, Hyper, Missed, Scalar, Value, derive_seed
 from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -286,7 +286,7 @@ def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: 
     """Assign every device the plan's hyperparameters, a seed and its allocation."""
     return {
         device: Assignment(
-            seed=mix(cohort.seed, number, device), hyper=cohort.hyper, values=dict(allocation.get(device, {}))
+            seed=derive_seed(cohort.seed, number, device), hyper=cohort.hyper, values=dict(allocation.get(device, {}))
         )
         for device in cohort.devices
     }

@@ -103,7 +103,7 @@ def fedselect(
         for key, leaf in after.items():
             if leaf.is_floating_point():
                 common[key] = leaf.masked_fill(chosen[key], 0) if key in chosen else leaf
-        grown = grow_choice(growth, state, down, after)
+        grown = grow_personal_mask(growth, state, down, after)
         return replace(grown, facts=facts | grown.facts), Result(common, float(count), count, loss, metrics=metrics)
 
     return replace(
@@ -119,7 +119,7 @@ def fedselect(
     )
 
 
-def grow_choice(growth: Growth, state: State, down: Tree, after: Tree) -> State:
+def grow_personal_mask(growth: Growth, state: State, down: Tree, after: Tree) -> State:
     """Return a device's state after a participation: its model, and the choice with the weights that changed most.
 
     Args:

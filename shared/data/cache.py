@@ -1,4 +1,4 @@
-"""Data set cache for a process that simulates many devices: read and partition once."""
+"""Data set cache for simulated devices: read and partition once per process."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.data.augment import Augment
 from shared.data.sources.arrays import Arrays, count_held_out, no_labels
-from shared.protocol.messages import split_epoch
+from shared.protocol.messages import count_batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ def batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, not {batch_size}")
     generator, changing = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
-    full, last = split_epoch(len(examples), batch_size, merges_single=merges_single)
+    full, last = count_batches(len(examples), batch_size, merges_single=merges_single)
     sizes = [batch_size] * full + [last] * (last > 0)
     for _ in range(epochs):
         for index in torch.randperm(len(examples), generator=generator).split(sizes):

@@ -27,7 +27,7 @@ is larger."""
 
 
 @contextmanager
-def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
+def training_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
     """Set layers to training or evaluation mode inside the block, and restore them after it."""
     if layers.training == train:
         yield
@@ -62,7 +62,7 @@ def build_skeleton(spec: Spec) -> nn.Module:
     return build_blank(spec).layers.eval()
 
 
-def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
+def require_matching_examples(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
     """Reject a network that does not fit the examples, before any training.
 
     Args:
@@ -74,7 +74,7 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str 
         ConfigError: Their shape does not fit, or they have more classes than the network has outputs.
     """
     place = f"{source}, model" if source else "model"
-    require_labels(examples.labels, count_outputs(network, tree, examples.inputs, place), place)
+    require_label_range(examples.labels, count_outputs(network, tree, examples.inputs, place), place)
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
     """
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
-        with in_mode(network, train=False):
+        with training_mode(network, train=False):
             outputs: int = functional_call(network, tree, (inputs[:1].to(leaf.device),)).shape[1]
             return outputs
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -102,7 +102,7 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
         ) from error
 
 
-def require_labels(labels: Tensor, outputs: int, place: str = "model") -> None:
+def require_label_range(labels: Tensor, outputs: int, place: str = "model") -> None:
     """Reject labels beyond a network's outputs.
 
     Args:
@@ -143,7 +143,7 @@ def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
         examples: Inputs of shape (N, ...), labels of shape (N,).
     """
     loss_sum, hits, classes, place = 0.0, [], 0, device_of(tree.values())
-    with in_mode(network, train=False):
+    with training_mode(network, train=False):
         most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))
         batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1].to(place))))
         for begin in range(0, len(examples), batch_size):

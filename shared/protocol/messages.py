@@ -409,12 +409,12 @@ class Missed(msgspec.Struct, frozen=True):
     steps: int
 
 
-def mix(seed: int, number: int, device: str) -> int:
+def derive_seed(seed: int, number: int, device: str) -> int:
     """Derive the seed of one device in one round; stable across versions and platforms."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
 
 
-def split_epoch(examples: int, batch_size: int, *, merges_single: bool) -> tuple[int, int]:
+def count_batches(examples: int, batch_size: int, *, merges_single: bool) -> tuple[int, int]:
     """Return the number of full batches in an epoch and the size of its last batch, 0 if none is smaller.
 
     `merges_single` is that of `Assignment`.
@@ -432,5 +432,5 @@ def count_steps(assignment: Assignment, examples: int) -> int:
     local_steps = assignment.allocation.local_steps
     if local_steps is not None:
         return local_steps
-    full, last = split_epoch(examples, assignment.hyper.batch_size, merges_single=assignment.merges_single)
+    full, last = count_batches(examples, assignment.hyper.batch_size, merges_single=assignment.merges_single)
     return assignment.hyper.local_epochs * (full + (last > 0))

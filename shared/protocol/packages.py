@@ -153,12 +153,12 @@ def canonical_bytes(manifest: PackageManifest) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(manifest, builds=tuple(ordered)), order="deterministic")
 
 
-def write_signed(signed: SignedManifest) -> bytes:
+def encode_signed_manifest(signed: SignedManifest) -> bytes:
     """Encode a signed manifest as JSON, for disks and the network."""
     return msgspec.json.format(msgspec.json.encode(signed, order="deterministic"), indent=1) + b"\n"
 
 
-def read_signed(data: bytes) -> SignedManifest:
+def decode_signed_manifest(data: bytes) -> SignedManifest:
     """Decode a signed manifest without verifying it.
 
     Raises:
@@ -172,7 +172,7 @@ def read_signed(data: bytes) -> SignedManifest:
         raise WireError(f"not a signed manifest: {error}", reason="malformed") from error
 
 
-def read_manifest(data: bytes) -> PackageManifest:
+def decode_manifest(data: bytes) -> PackageManifest:
     """Decode a manifest; `verify` checks signatures.
 
     Raises:
@@ -270,7 +270,7 @@ def verify(signed: SignedManifest, roots: bytes) -> PackageManifest:
         signer.verify(signed.signature, PREFIX + signed.manifest, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise WireError("the manifest was changed, or signed by another key", reason="signature") from None
-    manifest = read_manifest(signed.manifest)
+    manifest = decode_manifest(signed.manifest)
     if manifest.site != site:
         raise WireError(f"signed by site {site!r} for site {manifest.site!r}", reason="site")
     return manifest

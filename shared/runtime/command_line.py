@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from shared.errors import escape_text
 from shared.runtime.durable import REMEDIES
-from shared.runtime.extras import EXTRAS, install_command, packaged_config
+from shared.runtime.extras import EXTRAS, find_packaged_config, install_command
 from shared.spelling import guess
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def add_config(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
         name: Name of the package's file, such as `agent.toml`.
         help_: Contents of the file, for `--help`.
     """
-    usual = packaged_config(name)
+    usual = find_packaged_config(name)
     about = f"{help_}; default: {usual}" if usual else help_
     parser.add_argument("--config", type=Path, default=usual, required=usual is None, metavar="FILE", help=about)
 

@@ -35,7 +35,7 @@ PTH = "_setup.pth"
 """File in a Debian package's Python that names the folder of `setup`."""
 
 
-def pth_path() -> Path:
+def setup_pth_path() -> Path:
     """Return the path that this Python's `_setup.pth` has in a Debian package of ours.
 
     `sysconfig` knows the folder, too, but would take 0.4 MB in an idle agent.
@@ -46,18 +46,18 @@ def pth_path() -> Path:
 
 def is_packaged() -> bool:
     """Check whether this is the Python of a Debian package of ours."""
-    return pth_path().is_file()
+    return setup_pth_path().is_file()
 
 
-def packaged_config(name: str) -> Path | None:
+def find_packaged_config(name: str) -> Path | None:
     """Return the service's configuration in a Debian package, such as `agent.toml`; None if there is none."""
     path = CONFIG_FOLDER / name
     return path if is_packaged() and os.path.lexists(path) else None
 
 
-def readable_packaged_config(name: str) -> Path | None:
+def find_readable_config(name: str) -> Path | None:
     """Return the same file for a command that can do without it; None if this user may not read it."""
-    path = packaged_config(name)
+    path = find_packaged_config(name)
     return path if path and os.access(path, os.R_OK) else None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.runtime.extras import is_packaged, pth_path
+from shared.runtime.extras import is_packaged, setup_pth_path
 
 NOTE = ".python"
 """File beside the libraries installed by `setup`: the interpreter that they are for."""
@@ -83,7 +83,7 @@ def noted_interpreter() -> str:
 
 
 def _extras() -> Path:
-    return Path(pth_path().read_text().strip())
+    return Path(setup_pth_path().read_text().strip())
 
 
 def _foreign_interpreter(python: str) -> Interpreter:

@@ -1,4 +1,4 @@
-"""Narrow network: a physically smaller network of some neurons."""
+"""Build a physically smaller network from the active neurons of a subnetwork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.subnetworks.neurons import Active, read_chain
 from shared.tensors.placement import device_of
 
 
-def build_narrow(layers: nn.Sequential, active: Active) -> nn.Sequential:
+def build_narrow_network(layers: nn.Sequential, active: Active) -> nn.Sequential:
     """Return a network of the active neurons alone; parameters have the names of the whole network's.
 
     It computes the same as the whole network with zero outputs of all other neurons. Nothing is initialised: load the

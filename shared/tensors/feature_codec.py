@@ -30,7 +30,7 @@ _HIGHEST, _MOST_EXPONENT = 15, 126
 _F32, _F16 = np.dtype("<f4"), np.dtype("<f2")
 
 
-def encode(name: str, features: Features, codec: Spec) -> Payload:
+def encode_features(name: str, features: Features, codec: Spec) -> Payload:
     """Return features as a payload.
 
     Args:
@@ -74,7 +74,7 @@ def _quantize(values: Features, bits: int) -> tuple[NDArray[np.int32], float, fl
     return np.rint(steps).astype(np.int32) + ((values < 0).astype(np.int32) << bits), low, high
 
 
-def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features:
+def decode_features(payload: Payload, expected: TensorSpec, most_values: int) -> Features:
     """Return the features of a payload, of shape (B, ...), possibly views of its bytes.
 
     Args:

@@ -1,4 +1,4 @@
-"""Received payload in a file, resumable after a crash, read back as a view.
+"""File sink for received payloads: resumable after a crash, memory-mapped for reading.
 
 Beside the file `<name>` lies the progress file `.<name>`: the payload's digest, and a byte per block, 1 if received. A
 killed process resumes from it. Data are written before their byte; should a power cut reorder that, the digest of the

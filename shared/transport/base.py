@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shared.transport.tls import Tls, resolve_tls_paths
+from shared.transport.tls import TlsSettings, resolve_tls_paths
 
 Delivery: TypeAlias = tuple[str, bytes]
 """Topic and payload."""
@@ -45,7 +45,7 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     session_expiry_s: Annotated[int, Meta(ge=0, lt=1 << 32)] = 86_400
     user: str = ""
     password_file: str = ""
-    tls: Tls | None = None
+    tls: TlsSettings | None = None
 
     def __post_init__(self) -> None:
         """Refuse a password without a user."""

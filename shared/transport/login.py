@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Login
-from shared.transport.tls import check_file_mode
+from shared.transport.tls import describe_unsafe_mode
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def read_login(broker: Broker) -> Login | None:
     try:
         with path.open("rb") as file:
             lines = file.read(MOST_BYTES).decode("utf-8-sig").splitlines()
-        if too_open := check_file_mode(path):
+        if too_open := describe_unsafe_mode(path):
             log.warning("password_file: %s", too_open)
     except (OSError, UnicodeDecodeError) as error:
         raise Unreachable(f"password_file: {path}: {error}; put the password there") from error

@@ -66,7 +66,7 @@ BRIEF_CONNECTIONS = 2
 """Brief connections in a row that suggest a second client with our id, if the broker gives no reason."""
 
 
-def longest_wait(before_s: float, *, anew: bool) -> float:
+def next_backoff_limit(before_s: float, *, anew: bool) -> float:
     """Return the upper limit of the next wait.
 
     Args:
@@ -252,7 +252,7 @@ class MqttTransport:
                     since, is_reported = loop.time(), False
                     reason = await connection.lost
                     self._discards_session |= connection.is_unreadable
-                    is_mended = self.learn_from_end(connection, reason) or reason == STUCK
+                    is_mended = self.reduce_payload_limit(connection, reason) or reason == STUCK
                     anew = is_mended or loop.time() - since >= self.steady_s
                 lasted_s, is_reported = loop.time() - since, True
                 log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
@@ -265,7 +265,7 @@ class MqttTransport:
                 is_reported = True
             self._fall_back(reason)
             brief = brief + 1 if self.connections > before and not anew else 0
-            longest_s = longest_wait(longest_s, anew=anew)
+            longest_s = next_backoff_limit(longest_s, anew=anew)
             if reason == TAKEN_OVER:
                 longest_s = LAST_S  # connecting disconnects the other one
                 self._tell_once(TAKEN_OVER, f"another client is connected as {self.client_id}: {UNIQUE_NAME}")
@@ -357,7 +357,7 @@ class MqttTransport:
             self._reported.add(about)
             log.error("%s", message)
 
-    def learn_from_end(self, connection: Connection, reason: str) -> bool:
+    def reduce_payload_limit(self, connection: Connection, reason: str) -> bool:
         """Reduce the payload limit if the broker seems to have closed the connection because of a large one."""
         carried = connection.carried
         limit = apply_delivery(self._limit, carried.acknowledged)

@@ -31,7 +31,7 @@ from shared.transport.packet_limit import MOST_RECEIVED_BYTES, PayloadWatch
 from shared.transport.refusals import explain_hang_up, explain_refusal
 from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import build_context, explain
+from shared.transport.tls import build_context, explain_failure
 
 MISC_S = 1.0
 BATCH_PACKETS, BATCH_BYTES = 64, 256 << 10
@@ -122,7 +122,7 @@ class Connection:
             await dial_in_thread(lambda: self._dial(patience_s), self._hang_up)
         except (OSError, ValueError) as error:
             tls, host = self._broker.tls, self._broker.host
-            raise (explain(error, tls, host) if tls else Unreachable(str(error))) from error
+            raise (explain_failure(error, tls, host) if tls else Unreachable(str(error))) from error
         self.begin_reading()
         self._write()
         try:
@@ -157,7 +157,7 @@ class Connection:
     def _find_cause(self) -> Unreachable:
         """Explain why the connection ended before the broker accepted it."""
         trouble, tls = self.client.trouble, self._broker.tls
-        return explain(trouble, tls, self._broker.host) if trouble and tls else Unreachable(self.lost.result())
+        return explain_failure(trouble, tls, self._broker.host) if trouble and tls else Unreachable(self.lost.result())
 
     def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Answer | None:
         """Queue a message; with QoS 1 return a future that is done when the broker has acknowledged it.

@@ -12,7 +12,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, Connection, Incoming
 from shared.transport.refusals import HUNG_UP
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import build_context, explain, handshake
+from shared.transport.tls import build_context, explain_failure, handshake
 
 PATIENCE_S = 5.0
 NO_QOS_1 = "hangs up at a message of QoS 1"
@@ -33,7 +33,7 @@ def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool
     except Unreachable as error:
         return str(error)
     except (OSError, ValueError) as error:
-        return str(explain(error, broker.tls, broker.host) if broker.tls else error)
+        return str(explain_failure(error, broker.tls, broker.host) if broker.tls else error)
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Refusals of MQTT brokers, with remedies."""
+"""MQTT connection refusals: explain the broker's reason and name the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded send queue: frames wait while too many bytes are unwritten."""
+"""Send-side flow control: frames wait while too many bytes are in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated network link with rate, delay and loss, in virtual or real time."""
+"""Simulated network link: rate, delay and loss, in virtual or real time."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ ALERTS = {
 """Remedy for each alert of the broker, by the end of OpenSSL's name for it."""
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TlsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Certificates for the connection to a broker. Relative paths are relative to the file's folder.
 
     Attributes:
@@ -73,13 +73,13 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"{present} is set without {lacking}: a certificate and its key go together")
 
 
-def resolve_tls_paths(tls: Tls, folder: Path) -> Tls:
+def resolve_tls_paths(tls: TlsSettings, folder: Path) -> TlsSettings:
     """Resolve the paths against a folder."""
     paths = {name: str(folder / path) for name in ("ca", "cert", "key") if (path := getattr(tls, name))}
     return msgspec.structs.replace(tls, **paths)
 
 
-def build_context(tls: Tls, *, dates: bool) -> ssl.SSLContext:
+def build_context(tls: TlsSettings, *, dates: bool) -> ssl.SSLContext:
     """Build the context of a connection: TLS 1.2 at least, chain and name checked.
 
     Args:
@@ -112,10 +112,10 @@ def _load_ca(context: ssl.SSLContext, ca: str) -> None:
         ) from error
 
 
-def _load_key_pair(context: ssl.SSLContext, tls: Tls) -> None:
+def _load_key_pair(context: ssl.SSLContext, tls: TlsSettings) -> None:
     _require_readable(tls.cert, "cert", "name the file of this machine's certificate, or enrol it again")
     _require_readable(tls.key, "key", "name the file of the certificate's key, or enrol this machine again")
-    if too_open := check_file_mode(Path(tls.key)):
+    if too_open := describe_unsafe_mode(Path(tls.key)):
         raise Untrusted(f"tls.key: {too_open}")
     try:
         context.load_cert_chain(tls.cert, tls.key, password=_no_password)
@@ -140,7 +140,7 @@ def _require_readable(path: str, what: str, remedy: str) -> None:
         raise Untrusted(f"tls.{what}: {path}: {error.strerror or error}: {remedy}") from error
 
 
-def check_file_mode(path: Path) -> str:
+def describe_unsafe_mode(path: Path) -> str:
     """Describe unsafe permissions of a secret's file, with the remedy; empty if they are safe.
 
     Raises:
@@ -165,7 +165,7 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, host: str, patience_
         patience_s: Timeout in seconds.
 
     Raises:
-        OSError: It failed; see `explain`.
+        OSError: It failed; see `explain_failure`.
     """
     begun = monotonic()
     secured = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
@@ -189,7 +189,7 @@ def _check_for_alert(secured: ssl.SSLSocket) -> None:
     raise ConnectionError("it sends data first, so it is not an MQTT broker" if spoken else HUNG_UP)
 
 
-def explain(error: Exception, tls: Tls, host: str) -> Unreachable:
+def explain_failure(error: Exception, tls: TlsSettings, host: str) -> Unreachable:
     """Explain a failed TLS connection, with the remedy if it is a matter of trust."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(_explain_distrust(error, tls, tls.server_name or host))
@@ -205,7 +205,7 @@ def explain(error: Exception, tls: Tls, host: str) -> Unreachable:
     return Unreachable(f"TLS failed ({_reason(error)})")
 
 
-def _explain_distrust(error: ssl.SSLCertVerificationError, tls: Tls, name: str) -> str:
+def _explain_distrust(error: ssl.SSLCertVerificationError, tls: TlsSettings, name: str) -> str:
     stamp = utc_stamp()
     clock = f"this machine's clock ({stamp[:4]}-{stamp[4:6]}-{stamp[6:8]})"
     match error.verify_code:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from measure import Figure
 
-from edge_server.replay.run import count_cores, replay
+from edge_server.replay.run import count_cores, replay_plan
 from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 
 DEVICES, COHORT, ROUNDS = 10_000, 100, int(os.environ.get("ROUNDS", "100"))
@@ -23,7 +23,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         keys = f"{COMPUTE}\n{GIVEN}\n{POWER}"
         plan = plan_of(Path(place), keys, rounds=rounds, hidden=832, count=count, size=size)
         began = time.monotonic()
-        _, records = replay(plan, Path(place) / "run", workers=count_cores())
+        _, records = replay_plan(plan, Path(place) / "run", workers=count_cores())
         took_s = time.monotonic() - began
         worst = furthest(records, expected(plan, "run", fleet_of(plan)))
     return [

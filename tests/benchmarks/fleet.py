@@ -27,7 +27,7 @@ from counter import Counted, counting
 from edge_server.fleet.broker import free_port, run_private_broker
 from edge_server.gateway.state import read_state
 from edge_server.journal.records import RoundClosed, closed_rounds
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from shared.runtime.processes import terminate
 from shared.transfer.to_file import NOTED_BYTES
 from tests.edge_server.gateway.sites import LiveSite, make_site
@@ -213,7 +213,7 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
             await _agents(place, port, devices, known, echo=echo)
             spent = await _to_end(place)
             size = 4 * (hidden * HIDDEN_PER_PARAMETER + 10)
-            closed = closed_rounds(read(place.path / "bench"))
+            closed = closed_rounds(read_records(place.path / "bench"))
             _require_whole(closed, rounds, size)
             cpu_s, broker_bytes = _cpu_a_round(spent, closed), queued.most - queued.idle
             return Run(_seconds(closed), cpu_s, size, peak.idle, peak.most, broker_bytes, relay.sent, rounds)

@@ -18,7 +18,7 @@ from measure import Figure
 
 from edge_server.fleet.broker import free_port, run_private_broker
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from shared.errors import FieldFleetError
 from shared.runtime.processes import terminate
 
@@ -33,7 +33,7 @@ MEGA = 1e6
 def ends(folder: Path) -> list[float]:
     """Return the moments at which rounds have ended so far."""
     with suppress(FieldFleetError):
-        return [one.at for one in closed_rounds(read(folder / "bench"))]
+        return [one.at for one in closed_rounds(read_records(folder / "bench"))]
     return []
 
 

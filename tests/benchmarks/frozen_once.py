@@ -18,7 +18,7 @@ from shared.models.spu import spu_emnist
 from shared.protocol.messages import Hyper
 from shared.runtime import malloc
 from shared.subnetworks.frozen_network import freeze
-from shared.subnetworks.narrow import build_narrow
+from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import Active, coverage, draw_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
@@ -94,7 +94,7 @@ def variants(name: str) -> dict[str, Callable[[], None]]:
         active = draw_neurons(hidden, keep, 0)
         part = freeze(layers, tree, active, batch[0].shape)
         steps[f"chosen {keep:g}"] = stepping(part, part.weights, batch)
-        small = build_narrow(layers, active)
+        small = build_narrow_network(layers, active)
         small.load_state_dict(extract(tree, read_chain(layers).index(active)), strict=False)
         steps[f"narrowed {keep:g}"] = stepping(small, dict(small.named_parameters()), batch)
     active = draw_neurons(hidden, KEEPS[0], 0)

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_server.journal.records import Joined, Left
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 
 RATES_MBIT = 1, 2, 5, 10, 20
 ROUNDS, AFTER_STEP, MOST_OFF = 3, 2, "<= 10"
@@ -78,7 +78,7 @@ class Echoing(Site):
 
     def lost(self) -> int:
         """Return how often the board was gone or back, as the run's journal has it."""
-        records = read(self.folder / "run")
+        records = read_records(self.folder / "run")
         return sum(isinstance(one, Left) or (isinstance(one, Joined) and one.cause != "connected") for one in records)
 
 

@@ -12,7 +12,7 @@ from shared.runtime.processes import loading
 
 with loading():  # as the command does
     from edge_server.journal.records import AnyRecord, RoundClosed
-    from edge_server.replay.run import replay
+    from edge_server.replay.run import replay_plan
     from edge_server.rounds.check_plan import load
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         if isinstance(record, RoundClosed):
             marks.append(time.perf_counter())
 
-    replay(load(folder / "plan.toml", folder), folder / "run", devices, workers=workers, tell=tell)
+    replay_plan(load(folder / "plan.toml", folder), folder / "run", devices, workers=workers, tell=tell)
     sys.stdout.write(json.dumps([after - before for before, after in pairwise(marks)]) + "\n")
 
 

@@ -38,7 +38,7 @@ from shared.models.base import Model
 from shared.models.build import build_blank, build_initial, build_zeroed, seed_torch
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_statistics, statistic_names
-from shared.protocol.messages import Hyper, Spec, mix
+from shared.protocol.messages import Hyper, Spec, derive_seed
 from shared.tensors.tree import Mean, State, Tree
 
 COUNTS = (2, 4, 8, 16, 32, 64, 94)
@@ -196,7 +196,7 @@ def train(algorithm: Algorithm, fleet: Fleet, seed: int, rounds: int) -> tuple[S
         for name, told in algorithm.assign(state, Cohort(names, HYPER, seed, rounds), allocation, number).items():
             down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told).items()}
             batches = TaskBatches(fleet.shares[name], told, lambda: False)
-            with seed_torch(mix(seed, number, name)):
+            with seed_torch(derive_seed(seed, number, name)):
                 own[name], result = algorithm.local(model, own[name], dict(down), batches, told)  # type: ignore[misc]
             mean = algorithm.absorb(mean, name, told, result)
             if algorithm.personal and number == rounds:

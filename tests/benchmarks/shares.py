@@ -23,8 +23,8 @@ from edge_server.allocation.explain import explain
 from edge_server.allocation.explanation_text import explanation_lines
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import RoundOpened, drop_void
-from edge_server.journal.sqlite import read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import read_records
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared.protocol.measurements import Cost
 
@@ -87,7 +87,7 @@ def seconds(cost: Cost) -> float | None:
 
 def worst(folder: Path, title: str) -> list[float]:
     """Return of each round the longest task over T_th, and print what each device was given and took."""
-    records = read(folder)
+    records = read_records(folder)
     opened = {one.round: one.decision for one in drop_void(records) if isinstance(one, RoundOpened)}
     table = Table("round", *(board.name for board in BOARDS), "longest / T_th", box=None, title=title)
     found = []
@@ -125,7 +125,7 @@ def run(*, quick: bool = False) -> list[Row]:
         found = worst(_replayed(root, rounds), "replayed")[FIRST:]
         figures.append(Figure("shares, replayed: longest task / T_th", max(found), "", f"<= {MOST_REPLAYED}"))
         console = Console(width=120)
-        for line in explanation_lines(explain(read(root / "rates-told" / "runs" / "live"), rounds)):
+        for line in explanation_lines(explain(read_records(root / "rates-told" / "runs" / "live"), rounds)):
             console.print(line, highlight=False)
     return figures
 
@@ -133,7 +133,7 @@ def run(*, quick: bool = False) -> list[Row]:
 def _replayed(root: Path, rounds: int) -> Path:
     path = root / "plan.toml"
     path.write_text(text(rounds, known=True))
-    replay(load(path, root), root / "replayed")
+    replay_plan(load(path, root), root / "replayed")
     return root / "replayed"
 
 

@@ -22,7 +22,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Session
 from shared.data import load as data
 from shared.models.build import build_blank, build_initial, seed_torch
-from shared.protocol.messages import Assignment, mix
+from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime import malloc
@@ -48,7 +48,7 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
     for step in range(1, told[names[0]].steps + 1):
         began = time.perf_counter()
         ups = {name: _up(sessions[name], downs[name], told[name], step, name) for name in names}
-        with seed_torch(mix(plan.seed, step, SERVER)):
+        with seed_torch(derive_seed(plan.seed, step, SERVER)):
             state, downs = algorithm.split.serve(model, state, told, ups)
         taken.append(time.perf_counter() - began)
     return taken, (time.process_time() - before) / len(taken)
@@ -56,7 +56,7 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
 
 def _up(session: Session, down: Tree | None, told: Assignment, step: int, device: str) -> Tree:
     """Go back through a device's last batch, then forward through its next."""
-    with seed_torch(mix(told.seed, step, device)):
+    with seed_torch(derive_seed(told.seed, step, device)):
         return session.send(down)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
@@ -112,7 +112,7 @@ def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
 
 def opened_and_closed(folder: Path) -> tuple[float, float]:
     """Return when the last round's devices were told, and when it was over, on the monotonic clock."""
-    records = read(folder / "run")
+    records = read_records(folder / "run")
     closed = closed_rounds(records)[-1]
     [opened] = [one for one in records if isinstance(one, RoundOpened) and one.round == closed.round]
     return opened.at, closed.at
@@ -120,7 +120,7 @@ def opened_and_closed(folder: Path) -> tuple[float, float]:
 
 def steps_s(folder: Path, steps: int) -> list[float]:
     """Return the mean seconds of a step of the last round, as each device measured its own session."""
-    records = read(folder / "run")
+    records = read_records(folder / "run")
     last = closed_rounds(records)[-1].round
     costs = [one.update.cost for one in records if isinstance(one, UpdateAccepted) and one.round == last]
     return [(one.compute_s + one.exchange_s) / steps for one in costs]
@@ -128,7 +128,7 @@ def steps_s(folder: Path, steps: int) -> list[float]:
 
 def carried(folder: Path, steps: int) -> tuple[float, float]:
     """Return the bytes of frames of one device's step, up and down; refuse a run whose steps were not all whole."""
-    records = read(folder / "run")
+    records = read_records(folder / "run")
     closed = closed_rounds(records)
     if not closed or any(one.steps != steps or one.missed or one.refused for one in closed):
         raise RuntimeError(f"steps were missed or refused: {closed}")

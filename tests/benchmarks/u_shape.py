@@ -14,7 +14,7 @@ import numpy as np
 from measure import Figure
 
 from edge_server.journal.costs import costs_by_round
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 
 PERIOD, BATCH, QUICK_BATCH = 5, 64, 4
@@ -54,7 +54,7 @@ link = {{ kind = "wireless", bandwidth_hz = 5e6, distance_m = 200.0, tx_dbm = 23
 def of(folder: Path, cut: int, batch: int) -> tuple[float, float]:
     """Return the milliseconds of a round's activations and gradients, and of its share of the model's ways."""
     (folder / "plan.toml").write_text(PLAN.format(cut=cut, period=PERIOD, batch=batch))
-    _, records = replay(load(folder / "plan.toml", folder), folder / f"run-{cut}")
+    _, records = replay_plan(load(folder / "plan.toml", folder), folder / f"run-{cut}")
     [cost] = costs_by_round(records)[1].values()
     assert cost.exchange_s is not None
     assert cost.download_s is not None

@@ -32,7 +32,7 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.spec import Study, load
 from edge_server.rounds.run import run_plan
 from shared.errors import TaskFailed
@@ -304,4 +304,4 @@ def grid_of(folder: Path, text: str, **plan: int) -> tuple[Study, list[Cell]]:
     """Return a study and its cells."""
     path = write_study(folder, text, **plan)
     study, base = load(path)
-    return study, cells(study, base, path, path.read_text(), folder)
+    return study, build_cells(study, base, path, path.read_text(), folder)

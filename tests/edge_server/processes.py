@@ -32,10 +32,10 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import checkpoint_path
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared.tensors import file
 from shared.tensors.tree import State
@@ -287,7 +287,7 @@ class Field:
         """Return what the server has written."""
         folders = [path.parent for path in (self.folder / name).glob(f"*/{JOURNAL}")]
         assert len(folders) <= 1, "another run was begun"
-        return read(folders[0]) if folders else []
+        return read_records(folders[0]) if folders else []
 
     def reached(self, name: str, number: int, kind: type[AnyRecord] = RoundClosed) -> bool:
         """Tell whether a record of that round is written."""
@@ -309,7 +309,7 @@ class Field:
         """Return the parameters that a replay of a plan ends with: the same for whatever was killed meanwhile."""
         key = msgspec.msgpack.encode(plan)
         if key not in self._replayed:
-            self._replayed[key], _ = replay(plan, self.folder / f"replay-{name}", 2)
+            self._replayed[key], _ = replay_plan(plan, self.folder / f"replay-{name}", 2)
         return self._replayed[key].tree
 
 

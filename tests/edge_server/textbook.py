@@ -40,7 +40,7 @@ from shared.data.load import load as load_examples
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import build_blank, build_initial, seed_torch
-from shared.protocol.messages import Assignment, Missed, mix
+from shared.protocol.messages import Assignment, Missed, derive_seed
 from shared.registry import build
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
@@ -264,15 +264,15 @@ def alone(plan: Plan) -> Tree:
             batches = TaskBatches(own, told[name], lambda: False)
             start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
             sessions[name] = algorithm.local(model, State(), start, batches, told[name])
-            with seed_torch(mix(told[name].seed, 1, name)):
+            with seed_torch(derive_seed(told[name].seed, 1, name)):
                 ups[name] = next(sessions[name])
         results, top = {}, State({key: leaf.clone() for key, leaf in sorted(state.tree.items())}, state.facts)
         for step in range(1, told[names[0]].steps + 1):
-            with seed_torch(mix(plan.seed, (number - 1) * told[names[0]].steps + step, "_server")):
+            with seed_torch(derive_seed(plan.seed, (number - 1) * told[names[0]].steps + step, "_server")):
                 top, downs = algorithm.split.serve(model, top, told, ups)
             for name in names:
                 try:
-                    with seed_torch(mix(told[name].seed, step + 1, name)):
+                    with seed_torch(derive_seed(told[name].seed, step + 1, name)):
                         ups[name] = sessions[name].send(downs[name])
                 except StopIteration as done:
                     results[name] = done.value[1]

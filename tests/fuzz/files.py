@@ -164,7 +164,7 @@ def _journal(place: Path) -> None:
 
 def _read_run(place: Path) -> object:
     """Return what a journal holds: what was written, or its beginning, and never anything else."""
-    found = sqlite.read(place / "run")
+    found = sqlite.read_records(place / "run")
     if not found:
         raise CorruptFile("it is only being made")
     assert found == field_run(place)[: len(found)]

@@ -14,9 +14,9 @@ from shared.protocol.packages import (
     PackageManifest,
     SignedManifest,
     canonical_bytes,
-    read_manifest,
-    read_signed,
-    write_signed,
+    decode_manifest,
+    decode_signed_manifest,
+    encode_signed_manifest,
 )
 
 WHOLE = 1 << 20
@@ -35,18 +35,20 @@ def manifest_seeds() -> list[bytes]:
         builds=(build,),
         formats={"state": 1},
     )
-    return [write_signed(SignedManifest(manifest=canonical_bytes(manifest), signature=b"s", certificates="c"))]
+    return [
+        encode_signed_manifest(SignedManifest(manifest=canonical_bytes(manifest), signature=b"s", certificates="c"))
+    ]
 
 
 def read_offer(data: bytes) -> str:
     """A manifest whose names lead nowhere, or one of two errors."""
     try:
-        found = read_manifest(read_signed(data).manifest)
+        found = decode_manifest(decode_signed_manifest(data).manifest)
     except (WireError, ConfigError) as error:
         return f"refused: {error}"
     assert "/" not in found.version
     assert all("/" not in one.file and not one.file.startswith(".") for one in found.builds)
-    assert read_manifest(canonical_bytes(found)).serial == found.serial
+    assert decode_manifest(canonical_bytes(found)).serial == found.serial
     assert msgspec.json.encode(found)
     return "accepted"
 

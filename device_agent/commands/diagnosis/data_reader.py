@@ -1,4 +1,4 @@
-"""Summarise a bounded sample of the examples, read like the trainer.
+"""Data check subprocess: read and summarise a bounded sample of examples.
 
 `python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input and prints the
 summary as JSON, or the error that would fail a task; LIMIT is the memory limit, 0 for the default.
@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 from shared.runtime import memory
 
 
-def read_examples(data: Data) -> ReadOutcome:
+def summarise_examples(data: Data) -> ReadOutcome:
     """Summarise a bounded sample of the examples, or return why they cannot be read."""
     try:
         from shared.data.summary import summarise  # noqa: PLC0415 - numpy may be absent
@@ -44,7 +44,7 @@ def main() -> None:
     memory.limit_data(int(sys.argv[1]) or memory.default_limit())
     memory.prefer_oom_kill()
     with out:
-        out.write(msgspec.json.encode(read_examples(data)))
+        out.write(msgspec.json.encode(summarise_examples(data)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CURRENT, FOLDER, Membership, read_membership
 from shared.errors import EnrolmentFailed, NoData, Untrusted
 from shared.transport.base import Broker
-from shared.transport.tls import build_context, check_file_mode
+from shared.transport.tls import build_context, describe_unsafe_mode
 
 DAY_S = 86_400.0
 RENEWAL_MARGIN = 1 / 6
@@ -48,7 +48,7 @@ def fix_modes(broker: Broker) -> Iterator[Check]:
     """Make secrets private to their owner; yield what was fixed and what could not be."""
     for path in secret_files(broker):
         try:
-            if check_file_mode(path):
+            if describe_unsafe_mode(path):
                 path.chmod(PRIVATE)
                 yield Check(name="--fix", state="ok", finding=f"{path} is now private to its owner")
         except FileNotFoundError:
@@ -149,10 +149,10 @@ def _examine_pair(broker: Broker) -> Check:
 
 
 def _examine_dates(path: Path, clock: BoardClock) -> Check:
-    from device_agent.identity.certificates import read_dates  # noqa: PLC0415 - 10 MB that few commands need
+    from device_agent.identity.certificates import read_validity  # noqa: PLC0415 - 10 MB that few commands need
 
     try:
-        dates = read_dates(path.read_bytes())
+        dates = read_validity(path.read_bytes())
     except (OSError, EnrolmentFailed) as error:
         return Check(name="certificate", state="bad", finding=f"{path}: {error}", remedy="join again with a new token")
     return check_dates(dates.not_before_utc_s, dates.not_after_utc_s, clock.utc_s(), may_judge=clock.may_judge())
@@ -161,7 +161,7 @@ def _examine_dates(path: Path, clock: BoardClock) -> Check:
 def _examine_secrets(broker: Broker) -> Iterator[Check]:
     for path in secret_files(broker):
         try:
-            too_open = check_file_mode(path)
+            too_open = describe_unsafe_mode(path)
         except OSError as error:
             remedy = "restore it or let the agent's user read it"
             yield Check(name="secrets", state="bad", finding=f"{path}: {error.strerror}", remedy=remedy)

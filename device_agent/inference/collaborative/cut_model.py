@@ -145,7 +145,7 @@ class CutModel:
         features = await self.lower(inputs)
         if not np.isfinite(features).all():
             raise InferenceRefused("the lower half's outputs contain NaN or infinite numbers", reason="not-finite")
-        parts = payload.pack(feature_codec.encode(self.features.name, features, self.codec))
+        parts = payload.pack(feature_codec.encode_features(self.features.name, features, self.codec))
         sent = time.perf_counter()
         reply = await self.ask(self.half, parts, self.deadline_s)
         answered = time.perf_counter()
@@ -157,7 +157,9 @@ class CutModel:
 
     def _read(self, reply: TopReply, count: int) -> Array:
         try:
-            outputs = feature_codec.decode(payload.unpack(memoryview(reply.outputs)), self.output, MOST_OUTPUT_VALUES)
+            outputs = feature_codec.decode_features(
+                payload.unpack(memoryview(reply.outputs)), self.output, MOST_OUTPUT_VALUES
+            )
         except WireError as error:
             raise InferenceRefused(f"the server's outputs: {error}", reason=error.reason) from error
         if len(outputs) != count:

@@ -33,7 +33,7 @@ TOOL_TIMEOUT_S = 30.0
 """Setting a power mode takes seconds; some versions of the tool wait for input forever."""
 
 
-class Tool(Protocol):
+class ToolRunner(Protocol):
     """Runs one of the board's tools, see `device_agent.hardware.tools.run_tool`."""
 
     def __call__(self, root: Path, *command: str, timeout_s: float) -> str:
@@ -41,7 +41,7 @@ class Tool(Protocol):
         ...
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChangeJournal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of the journal: previous settings and target."""
 
     before: Settings
@@ -49,8 +49,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @contextmanager
-def hold_target(
-    root: Path, profile: Profile, target: Target, journal: Path, run: Tool = run_tool
+def hold_settings(
+    root: Path, profile: Profile, target: Target, journal: Path, run: ToolRunner = run_tool
 ) -> Iterator[Settings]:
     """Hold a board at its target during the block; yield the resulting settings.
 
@@ -64,23 +64,23 @@ def hold_target(
             earlier change cannot be undone.
         Unwritable: The journal cannot be written.
     """
-    if not restore(root, profile, journal, run):  # a new journal would lose the original settings
+    if not restore_settings(root, profile, journal, run):  # a new journal would lose the original settings
         raise ConfigError(f"{journal}: earlier settings are not restored yet; do so by hand, then remove that file")
     before = read_settings(root, profile)
     if not plan_steps(before, target):
         yield before
         return
-    _write_journal(journal, Change(before=before, target=target))
+    _write_journal(journal, ChangeJournal(before=before, target=target))
     try:
         apply_steps(root, profile, plan_steps(before, target), run)
         after = read_settings(root, profile)
         apply_steps(root, profile, plan_steps(after, target), run)  # clocks, if the first plan was a power mode
         yield read_settings(root, profile)
     finally:
-        restore(root, profile, journal, run)
+        restore_settings(root, profile, journal, run)
 
 
-def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool = run_tool) -> None:
+def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: ToolRunner = run_tool) -> None:
     """Apply steps in order, and verify each by reading it back.
 
     Raises:
@@ -95,7 +95,7 @@ def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool =
         log.info("%s", format_step(step))
 
 
-def restore(root: Path, profile: Profile, journal: Path, run: Tool = run_tool) -> bool:
+def restore_settings(root: Path, profile: Profile, journal: Path, run: ToolRunner = run_tool) -> bool:
     """Undo the journal's change as far as possible; return whether nothing is left to undo.
 
     What the board refuses does not raise: the journal stays for the next start.
@@ -165,7 +165,7 @@ def _suggest_remedy(path: Path, error: OSError) -> str:
     return ""
 
 
-def _run_step(root: Path, profile: Profile, step: Run, run: Tool) -> None:
+def _run_step(root: Path, profile: Profile, step: Run, run: ToolRunner) -> None:
     try:
         run(root, *step.command, timeout_s=TOOL_TIMEOUT_S)
     except NoData as error:
@@ -178,14 +178,14 @@ def _run_step(root: Path, profile: Profile, step: Run, run: Tool) -> None:
         )
 
 
-def _write_journal(journal: Path, change: Change) -> None:
+def _write_journal(journal: Path, change: ChangeJournal) -> None:
     """Write the journal durably: a power mode survives a power cut, so the journal must too."""
     replace_file(journal, msgspec.json.encode(change))
 
 
-def _read_journal(journal: Path) -> Change | None:
+def _read_journal(journal: Path) -> ChangeJournal | None:
     try:
-        return msgspec.json.decode(journal.read_bytes(), type=Change)
+        return msgspec.json.decode(journal.read_bytes(), type=ChangeJournal)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, ValueError) as error:

@@ -136,7 +136,7 @@ def approve(options: argparse.Namespace) -> int:
     from edge_server.cli.gateway import enrol as command  # noqa: PLC0415 - slow imports
 
     processes.configure("warning", options.verbose)
-    return command.approve(options)
+    return command.approve_renewal(options)
 
 
 def enrolment_service(options: argparse.Namespace) -> int:
@@ -144,7 +144,7 @@ def enrolment_service(options: argparse.Namespace) -> int:
     from edge_server.cli.gateway import enrol as command  # noqa: PLC0415 - slow imports
 
     processes.configure("info", options.verbose)
-    return command.serve(options)
+    return command.serve_enrolment(options)
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from edge_server.plan.server_config import ServerConfig, load
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime import processes
 from shared.runtime.text_table import write_text
-from shared.transport.tls import check_file_mode
+from shared.transport.tls import describe_unsafe_mode
 
 EXIT_CONFIG = 2
 PRIVATE = 0o600
@@ -137,7 +137,7 @@ def apply_fixes(site: Path | None, config: ServerConfig | None) -> list[Finding]
 
 def _make_private(path: Path) -> Finding | None:
     with suppress(OSError):
-        if check_file_mode(path):
+        if describe_unsafe_mode(path):
             path.chmod(PRIVATE)
             return examine.good("--fix", f"{path} is readable by its owner only now")
     return None

@@ -1,4 +1,4 @@
-"""`edge-server enrol` and `enrolment-service`: create tokens for boards, answer boards."""
+"""`edge-server enrol`, `enrolment-service`, `devices approve`: tokens and board enrolment."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def issue_tokens(site: EnrolmentSite, options: argparse.Namespace) -> None:
         return
     has_packages = bool(read_index(site.folder).releases)
     for name, line, token_id, _ in rows:
-        installs = install_line(endpoint, line) if options.install or has_packages else ""
+        installs = format_install_command(endpoint, line) if options.install or has_packages else ""
         _print_token((name, line, token_id), options, again=name in state.accounts, installs=installs)
     if options.svg:
         _write_svg(rows[0][1], options.svg)
@@ -146,10 +146,10 @@ def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
     if not 1 <= options.count <= MOST_AT_ONCE:
         raise ConfigError(f"--count {options.count}: use 1 to {MOST_AT_ONCE}")
     used = {*read_state(site.folder).accounts, *(record.device for record in read_ledger(site.folder).tokens.values())}
-    return free_names(options.pattern, options.count, used)
+    return list_unused_names(options.pattern, options.count, used)
 
 
-def free_names(pattern: str, count: int, used: set[str]) -> list[str]:
+def list_unused_names(pattern: str, count: int, used: set[str]) -> list[str]:
     """Return unused names of a pattern.
 
     Args:
@@ -174,7 +174,7 @@ def free_names(pattern: str, count: int, used: set[str]) -> list[str]:
     return names
 
 
-def install_line(endpoint: EnrolmentEndpoint, line: str) -> str:
+def format_install_command(endpoint: EnrolmentEndpoint, line: str) -> str:
     """Return the shell line that installs the agent on a bare board, after verifying the script's digest.
 
     The token is not an argument of a command, which other users of the board could see.
@@ -197,12 +197,12 @@ def _print_token(token: tuple[str, str, str], options: argparse.Namespace, *, ag
     if installs:
         out.write(f"{installs}\n\nor, if the agent is installed:\n\n")
     out.write(f"  device-agent join -\n\nfollowed by this line, or the code:\n\n{line}\n\n")
-    qr_code(line).terminal(out, compact=True)
+    make_qr_code(line).terminal(out, compact=True)
     if again:
         write_text(out, f"{name} has a certificate already, which stays valid until `edge-server revoke {name}`.")
 
 
-def qr_code(line: str) -> QRCode:
+def make_qr_code(line: str) -> QRCode:
     """Return a token's QR code."""
     import segno  # noqa: PLC0415 - only when printing
 
@@ -213,7 +213,7 @@ def _write_svg(line: str, path: Path) -> None:
     import io  # noqa: PLC0415 - only with --svg
 
     image = io.BytesIO()
-    qr_code(line).save(image, kind="svg", scale=6, border=4)
+    make_qr_code(line).save(image, kind="svg", scale=6, border=4)
     replace_file(path, image.getvalue(), mode=PRIVATE)
     log.warning("%s is as secret as the token: delete it when the board has joined", path)
 
@@ -221,7 +221,7 @@ def _write_svg(line: str, path: Path) -> None:
 def _write_csv(rows: Sequence[tuple[str, str, str, float]]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["device", "token", "id", "expires"])
-    out.writerows([(name, line, token_id, utc_text(expires)) for name, line, token_id, expires in rows])
+    out.writerows([(name, line, token_id, format_utc(expires)) for name, line, token_id, expires in rows])
 
 
 def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = None) -> None:
@@ -244,13 +244,13 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
     for name, record in newest:
         for alarm in record.alarms:
             who = f"token {name} of {record.device} was used again with another key, {alarm.key[:16]},"
-            write_text(out, f"ALARM {utc_text(alarm.utc_s)}: {who} from {alarm.source}")
+            write_text(out, f"ALARM {format_utc(alarm.utc_s)}: {who} from {alarm.source}")
 
 
 def _token_row(name: str, record: TokenRecord, now_utc_s: float) -> list[str]:
     state = record.state(now_utc_s)
     alarms = str(len(record.alarms)) if record.alarms else ""
-    return [name, record.device, state, utc_text(record.expires_utc_s), record.key[:16], alarms]
+    return [name, record.device, state, format_utc(record.expires_utc_s), record.key[:16], alarms]
 
 
 def revoke_token(site: EnrolmentSite, name: str) -> None:
@@ -275,7 +275,7 @@ def revoke_token(site: EnrolmentSite, name: str) -> None:
         )
 
 
-def approve(options: argparse.Namespace) -> int:
+def approve_renewal(options: argparse.Namespace) -> int:
     """Allow a board that requested it to renew a certificate that expired long ago, for its present key only.
 
     Raises:
@@ -295,7 +295,7 @@ def approve(options: argparse.Namespace) -> int:
     return 0
 
 
-def serve(options: argparse.Namespace) -> int:
+def serve_enrolment(options: argparse.Namespace) -> int:
     """Answer boards until SIGTERM or SIGINT.
 
     Raises:
@@ -325,7 +325,7 @@ async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
     log.info("stopped")
 
 
-def utc_text(utc_s: float) -> str:
+def format_utc(utc_s: float) -> str:
     """Format calendar seconds as UTC."""
     from datetime import UTC, datetime  # noqa: PLC0415 - only for messages
 

@@ -27,7 +27,7 @@ from shared.transport.base import Broker
 from shared.transport.capabilities import find_lacks
 from shared.transport.packet_limit import MOST_PACKET_BYTES
 from shared.transport.reach import NO_QOS_1, find_refusal
-from shared.transport.tls import check_file_mode
+from shared.transport.tls import describe_unsafe_mode
 
 DAY_S, MIB = 86_400.0, 1 << 20
 RENEWAL_LEAD_DAYS = 60.0
@@ -158,7 +158,7 @@ def examine_secrets(config: ServerConfig) -> Iterator[Finding]:
     """Check whether others can read the secret files that the server's configuration names."""
     for path in secret_files(config):
         try:
-            too_open = check_file_mode(path)
+            too_open = describe_unsafe_mode(path)
         except OSError as error:
             yield bad(str(path), error.strerror or str(error), "restore it, or let the server's user read it")
             continue

@@ -73,15 +73,15 @@ def _option_sections(heading: str, builders: Mapping[str, Callable[..., object]]
     """Yield the options of builders, grouped by function, with differing defaults."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, builder in builders.items():
-        rows = tuple((key.name, key.type, key.meaning) for key in option_keys(builder))
+        rows = tuple((key.name, key.type, key.meaning) for key in list_option_keys(builder))
         groups.setdefault(rows, []).append(name)
     for names in groups.values():
-        usual = option_keys(builders[names[0]])
-        about = dict.fromkeys(_summary(option_function(builders[name])) for name in names)
+        usual = list_option_keys(builders[names[0]])
+        about = dict.fromkeys(_summary(unwrap_builder(builders[name])) for name in names)
         others = [
             f"`{name}`: {difference}"
             for name in names
-            if (difference := _format_differences(usual, option_keys(builders[name])))
+            if (difference := _format_differences(usual, list_option_keys(builders[name])))
         ]
         parts = [*about, "Other defaults: " + "; ".join(others) + "."] if others else [*about]
         yield KeyGroup(f"{heading} of " + ", ".join(f'"{name}"' for name in names), " ".join(parts), usual)
@@ -99,12 +99,12 @@ def _format_differences(usual: Sequence[Key], others: Sequence[Key]) -> str:
     return ", ".join(f"{other.name} {other.default}" for key, other in pairs if key.default != other.default)
 
 
-def option_keys(builder: Callable[..., object]) -> list[Key]:
+def list_option_keys(builder: Callable[..., object]) -> list[Key]:
     """Return a builder's options, with the defaults of its variant."""
-    function = option_function(builder)
-    hints, notes = get_type_hints(function), builder_meanings(function)
+    function = unwrap_builder(builder)
+    hints, notes = get_type_hints(function), read_option_meanings(function)
     keys = []
-    for name, option in builder_options(builder).items():
+    for name, option in list_builder_parameters(builder).items():
         default = format_default(option.default, msgspec.NODEFAULT)
         if option.kind is option.VAR_KEYWORD:
             name, default = "NAME_OPTION", ABSENT  # noqa: PLW2901 - any key of that form
@@ -113,20 +113,20 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
     return keys
 
 
-def builder_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
+def list_builder_parameters(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a builder, without those of early stopping, which have a section of their own."""
     hidden = STOPPING_OPTIONS if can_stop_early(builder) else ()
     return {name: option for name, option in inspect.signature(builder).parameters.items() if name not in hidden}
 
 
-def option_function(builder: Callable[..., object]) -> Callable[..., object]:
+def unwrap_builder(builder: Callable[..., object]) -> Callable[..., object]:
     """Return the function behind a builder that may be a partial."""
     while isinstance(builder, partial):
         builder = builder.func
     return builder
 
 
-def builder_meanings(function: Callable[..., object]) -> dict[str, str]:
+def read_option_meanings(function: Callable[..., object]) -> dict[str, str]:
     """Return the meaning of each argument of a builder, including those of the docstrings that it refers to."""
     referred = [
         attribute_docs(linked).items() if isinstance(linked, type) else docstring_entries(linked.__doc__)

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan.reference import CHOICES, builder_meanings, builder_options, option_function
+from edge_server.cli.plan.reference import CHOICES, list_builder_parameters, read_option_meanings, unwrap_builder
 from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
@@ -69,11 +69,11 @@ def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 def _options(builder: Callable[..., object]) -> dict[str, Any]:
     """Return the schema of a builder's options, with the defaults of its variant."""
-    function = option_function(builder)
-    hints, notes = get_type_hints(function), builder_meanings(function)
+    function = unwrap_builder(builder)
+    hints, notes = get_type_hints(function), read_option_meanings(function)
     properties: dict[str, Any] = {}
     others: object = False
-    for name, option in builder_options(builder).items():
+    for name, option in list_builder_parameters(builder).items():
         if option.kind is option.VAR_KEYWORD:
             others = SCALARS
             continue

@@ -21,7 +21,7 @@ from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteInfo
 from edge_server.gateway.state import FILE, SiteState, lock_site, read_state, with_certificate, write_state
 from shared.errors import ConfigError
 from shared.runtime.clock import monotonic, utc_seconds
-from shared.transport.tls import check_file_mode
+from shared.transport.tls import describe_unsafe_mode
 
 MAX_DAYS = 36_500.0
 
@@ -140,7 +140,7 @@ class EnrolmentSite:
         service_key = self.pair()[1]
         stored = (self.folder / name for name in (FILE, ACCOUNTS, LEDGER))
         for path in (self.folder / "ca" / "site.key", service_key, *stored):
-            if path.exists() and (too_open := check_file_mode(path)):
+            if path.exists() and (too_open := describe_unsafe_mode(path)):
                 raise ConfigError(too_open)
 
     def _read(self, *parts: str) -> bytes:

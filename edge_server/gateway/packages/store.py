@@ -31,7 +31,7 @@ from shared.protocol.packages import (
     Build,
     PackageManifest,
     SignedManifest,
-    read_manifest,
+    decode_manifest,
     sign,
     verify,
 )
@@ -74,7 +74,7 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: One is of a newer format.
             WireError: One is malformed.
         """
-        return [read_manifest(signed.manifest) for signed in self.releases]
+        return [decode_manifest(signed.manifest) for signed in self.releases]
 
 
 def packages_folder(site: Path) -> Path:
@@ -199,7 +199,7 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
     unchanged = [
         release for release, old in zip(index.releases, index.manifests(), strict=True) if old.version != facts.version
     ]
-    ordered = sorted([*unchanged, signed], key=lambda release: read_manifest(release.manifest).serial)
+    ordered = sorted([*unchanged, signed], key=lambda release: decode_manifest(release.manifest).serial)
     serial = max(index.next_serial, manifest.serial + 1)
     return msgspec.structs.replace(index, releases=tuple(ordered), next_serial=serial)
 
@@ -349,7 +349,7 @@ def find_package_faults(site: Path) -> Iterator[tuple[str, str]]:
         try:
             [manifest, *_] = [verify(signed, root) for root in roots]  # boards trust either root
         except FieldFleetError as error:
-            yield f"{PACKAGES}/{read_manifest(signed.manifest).version}", str(error)
+            yield f"{PACKAGES}/{decode_manifest(signed.manifest).version}", str(error)
             continue
         for build in manifest.builds:
             path = folder / build.file

@@ -291,7 +291,7 @@ def read_rollout(data_dir: Path, deployment: str) -> list[AnyRolloutRecord]:
         ) from None
 
 
-def boards_of_models(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
+def read_model_statuses(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
     """Return the last status that each board reported of each model, by device and model, over all rollouts.
 
     Damaged journals are logged and skipped.

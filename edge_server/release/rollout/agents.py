@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_server.gateway.packages.store import file_sha256, find_version, packages_folder, read_index
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import ParameterSpec, ReleasePart, sha256_of
-from shared.protocol.packages import AGENT, PackageManifest, write_signed
+from shared.protocol.packages import AGENT, PackageManifest, encode_signed_manifest
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def find_agent(site: Path, version: str) -> StoredAgent:
     by_number = {AgentManifest(manifest).reference: manifest for manifest in manifests}
     manifest = by_number.get(version) or find_version(manifests, version.removeprefix(f"{AGENT}/"))
     signed = index.releases[manifests.index(manifest)]
-    return StoredAgent(AgentManifest(manifest), write_signed(signed), packages_folder(site))
+    return StoredAgent(AgentManifest(manifest), encode_signed_manifest(signed), packages_folder(site))
 
 
 def require_site_folder(gateway: str) -> Path:

@@ -19,7 +19,7 @@ from edge_server.journal.rollouts.file import (
     RolloutOrdered,
     RolloutPlan,
     RolloutStarted,
-    boards_of_models,
+    read_model_statuses,
     read_rollout,
     rollout_names,
 )
@@ -158,7 +158,7 @@ def boards_using(data_dir: Path, reference: str) -> list[str]:
     """List the boards that serve the release `NAME/VERSION` or are about to, by their last recorded status."""
     name, version = parse_reference(reference)
     devices = []
-    for device, models in sorted(boards_of_models(data_dir).items()):
+    for device, models in sorted(read_model_statuses(data_dir).items()):
         if (status := models.get(name)) is None:
             continue
         under_way = status.state in PENDING | {"trial"} and status.candidate == version

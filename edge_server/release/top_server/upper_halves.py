@@ -108,7 +108,7 @@ class UpperHalves:
                 half cannot be opened or run.
         """
         half = self._open_half(request)
-        features = feature_codec.decode(payload.unpack(data), half.graph.input, self.most_bytes // VALUE_BYTES)
+        features = feature_codec.decode_features(payload.unpack(data), half.graph.input, self.most_bytes // VALUE_BYTES)
         name = half.graph.output.name
         try:
             what = f"upper half of release {request.name}/{request.version}"
@@ -120,7 +120,7 @@ class UpperHalves:
             raise WireError("the outputs are not finite numbers", reason="not-finite")
         if outputs.nbytes + payload.ALIGN > MAX_OUTPUT_BYTES // 2:
             raise WireError(f"outputs of {outputs.nbytes} bytes: ask for fewer examples at once", reason="oversized")
-        return b"".join(payload.pack(feature_codec.encode(name, outputs, LOSSLESS)))
+        return b"".join(payload.pack(feature_codec.encode_features(name, outputs, LOSSLESS)))
 
     def _open_half(self, request: TopRequest) -> _OpenHalf:
         key = request.name, request.version

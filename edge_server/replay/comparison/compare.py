@@ -9,7 +9,15 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, drop_void
-from edge_server.report.digest import FLEET_ACCURACIES, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
+from edge_server.report.digest import (
+    FLEET_ACCURACIES,
+    Amount,
+    Digest,
+    RoundDigest,
+    TaskDigest,
+    known_fleet_accuracies,
+    quantile,
+)
 from edge_server.report.summarise import digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
@@ -203,7 +211,9 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 
 def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     recorded_rounds, replayed_rounds = ({row.round: row for row in run.rounds} for run in (before, after))
-    figures = [name for name in ROUND if name not in FLEET_ACCURACIES or name in fleet_figures([before, after])]
+    figures = [
+        name for name in ROUND if name not in FLEET_ACCURACIES or name in known_fleet_accuracies([before, after])
+    ]
     for number, recorded, replayed in _match_keys(
         "round", recorded_rounds, replayed_rounds, lambda recorded: recorded.outcome, skipped
     ):

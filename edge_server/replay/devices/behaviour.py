@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from edge_server.replay.devices.flow import Flow
 from shared.protocol.measurements import Provenance
-from shared.protocol.messages import split_epoch
+from shared.protocol.messages import count_batches
 
 Direction: TypeAlias = Literal["up", "down"]
 
@@ -60,7 +60,7 @@ def batches(examples: int, size: int, steps: int, *, merges_single: bool = False
     Args:
         merges_single: Merge a last batch of one example into the one before.
     """
-    full_batches, last_size = split_epoch(examples, size, merges_single=merges_single)
+    full_batches, last_size = count_batches(examples, size, merges_single=merges_single)
     last = steps // (full_batches + 1) if last_size else 0
     return {size: steps - last} | ({last_size: last} if last_size else {})
 

@@ -95,7 +95,7 @@ def require_valid_series(path: str, name: str, rows: Iterable[Row]) -> None:
         latest = t
 
 
-def mean_by_moment(rows: Iterable[Row]) -> list[tuple[float, float]]:
+def average_by_second(rows: Iterable[Row]) -> list[tuple[float, float]]:
     """Return (second, value) pairs from second 0 on; values of the same second are averaged."""
     merged: list[tuple[float, list[float]]] = []
     for _, t, value in rows:

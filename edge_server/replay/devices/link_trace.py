@@ -12,8 +12,8 @@ from edge_server.plan.simulated_devices import After
 from edge_server.replay.devices.components import LinkModel
 from edge_server.replay.devices.csv_series import (
     Where,
+    average_by_second,
     choose_name,
-    mean_by_moment,
     read_columns,
     read_series,
     require_valid_series,
@@ -87,7 +87,7 @@ def load_link_curve(source: LinkSeries) -> RepairedCurve:
     path, name = source.path, source.name
     rows = read_series(path, KEY, source.column, source.where)[name]
     require_valid_series(path, name, rows)
-    pairs, gaps = fill_gaps(mean_by_moment(rows))
+    pairs, gaps = fill_gaps(average_by_second(rows))
     if not any(rate for _, rate in pairs):
         raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace with a positive rate")
     warning = ""

@@ -10,7 +10,7 @@ import msgspec
 from edge_server.plan.simulated_devices import TracePower
 from edge_server.replay.devices.behaviour import Direction
 from edge_server.replay.devices.components import EnergyModel
-from edge_server.replay.devices.csv_series import choose_name, mean_by_moment, read_series, require_valid_series
+from edge_server.replay.devices.csv_series import average_by_second, choose_name, read_series, require_valid_series
 from edge_server.replay.devices.curve import Curve, steps
 from shared.errors import ConfigError
 
@@ -56,7 +56,7 @@ def load_power_curve(table: TracePower) -> Curve:
     path, name = table.path, table.name
     rows = read_series(path, table.key_column, table.column)[name]
     require_valid_series(path, name, rows)
-    pairs = mean_by_moment(rows)
+    pairs = average_by_second(rows)
     for (before, _), (after, _) in pairwise(pairs):
         if after - before > LONGEST_GAP_S:
             raise ConfigError(f"{path}: {name!r}: no sample from {before:g} s to {after:g} s; name another curve")

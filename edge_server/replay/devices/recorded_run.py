@@ -25,7 +25,7 @@ from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batche
 from edge_server.replay.devices.curve import Curve, constant
 from edge_server.replay.devices.recorded_device import RecordedDevice, load_devices
 from edge_server.replay.devices.recorded_link import exchange_w, link_flows, radio_joules
-from edge_server.replay.devices.recorded_work import Shares, count_weights, step_shares
+from edge_server.replay.devices.recorded_work import Shares, compute_step_shares, count_trainable_parameters
 from edge_server.replay.trace.schema import TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
@@ -52,7 +52,7 @@ def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; remove them from the plan")
     if not any(device.tasks for device in devices.values()):
         raise ConfigError("no task of the trace has a compute time; record a run with measured tasks")
-    weights, shares = count_weights(trace), step_shares(trace)
+    weights, shares = count_trainable_parameters(trace), compute_step_shares(trace)
     return [_build_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
 

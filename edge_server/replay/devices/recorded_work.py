@@ -1,4 +1,4 @@
-"""Size of recorded tasks: trained weights and the share of a full training step."""
+"""Trainable parameters and training-step shares of a recorded run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shares: TypeAlias = dict[tuple[str, int], float]
 """Share of a full training step, by device and round."""
 
 
-def count_weights(trace: Trace) -> int:
+def count_trainable_parameters(trace: Trace) -> int:
     """Return the number of trainable parameters on the devices; in split sessions, those below the cut."""
     plan = trace.header.plan
     leaves = dict(build_skeleton(plan.model).named_parameters())
@@ -28,7 +28,7 @@ def count_weights(trace: Trace) -> int:
     return sum(leaf.numel() for leaf in leaves.values())
 
 
-def step_shares(trace: Trace) -> Shares:
+def compute_step_shares(trace: Trace) -> Shares:
     """Return the shares of a full training step; empty if the algorithm computes all of it."""
     plan = trace.header.plan
     step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.runs import versions
-from edge_server.replay.run import replay, replay_sites
+from edge_server.journal.runs import read_versions
+from edge_server.replay.run import replay_plan, replay_sites
 from edge_server.replay.study.result import RESULT, Order, Result, hash_of
 from edge_server.replay.study.sites import digest_cell
 from shared.errors import ConfigError
@@ -25,11 +25,11 @@ def run_cell(order: Order, clock: Clock = monotonic) -> Path:
         folder.mkdir(parents=True)
         replay_sites(order.plan, {site: folder / site for site in order.plan.sites.names})
     else:
-        replay(order.plan, folder, order.devices)
+        replay_plan(order.plan, folder, order.devices)
     result = Result(
         devices=order.devices,
         seconds=clock() - began,
-        versions=versions(),
+        versions=read_versions(),
         journal=hash_of(folder, order.plan),
         digest=msgspec.structs.replace(digest_cell(folder, order.plan), devices=[], tasks=[]),
     )
@@ -47,7 +47,7 @@ def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
     Raises:
         ConfigError: The versions on this machine differ.
     """
-    if (local := versions()) != expected:
+    if (local := read_versions()) != expected:
         raise ConfigError(f"a node of the cluster has {local}, this machine {expected}; install the same on both")
     with tempfile.TemporaryDirectory(prefix="fieldfleet-") as place:
         decoded = msgspec.json.decode(order, type=Order)

@@ -1,4 +1,4 @@
-"""Grid of a study: a cell for every variant and combination of values."""
+"""Study grid: a cell for every variant and combination of values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     devices: int = 0
 
 
-def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> list[Cell]:
+def build_cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> list[Cell]:
     """Return the cells of a study, ordered by variant, then by grid, the last key changing fastest.
 
     Args:
@@ -81,7 +81,7 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
             changes = [*fixed, *combination]
             _require_no_overwrite(changes, path, text)
             plan = _plan(base, changes, path, text, study.devices)
-            name = name_of(variant.name, combination)
+            name = name_cell(variant.name, combination)
             if name in cells_by_name:
                 raise ConfigError(f"{path}: cell {name!r} occurs twice; list every value of the grid once")
             cells_by_name[name] = Cell(
@@ -95,7 +95,7 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
     return list(cells_by_name.values())
 
 
-def name_of(variant: str, changes: Sequence[Change]) -> str:
+def name_cell(variant: str, changes: Sequence[Change]) -> str:
     """Return the name of a cell: a readable start and a hash of all its values."""
     labels = filter(None, [variant, *(label(change.key, change.value) for change in changes)])
     readable = "_".join(labels)[:NAME_CHARS].rstrip("._-") or "plan"
@@ -113,7 +113,7 @@ def label(key: str, value: object) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(map(str, parts))).strip("-.")
 
 
-def setting_of(cell: Cell) -> str:
+def describe_setting(cell: Cell) -> str:
     """Return a unique text for everything but the seeds of a cell."""
     values = (f"{key}={canonical(value)}" for key, value in cell.settings.items())
     return " ".join(filter(None, [cell.variant, *values])) or "plan"

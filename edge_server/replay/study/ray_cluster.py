@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edge_server.journal.runs import versions
+from edge_server.journal.runs import read_versions
 from edge_server.replay.study.cell import run_remote_cell
 from edge_server.replay.study.pool import Tell, await_all
 from edge_server.replay.study.result import Began, Ended, Order
@@ -54,7 +54,7 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
 async def _run(ray: Any, remote_perform: Any, order: Order, slots: asyncio.Semaphore, tell: Tell) -> None:
     async with slots:
         tell(Began(order.cell, None))
-        reference = remote_perform.remote(msgspec.json.encode(order), versions())
+        reference = remote_perform.remote(msgspec.json.encode(order), read_versions())
         cause = ""
         try:
             files = await reference

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from edge_server.journal.runs import versions
+from edge_server.journal.runs import read_versions
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import Began, Ended, Order, Result, order_of, read_result
@@ -86,7 +86,7 @@ def complete_study(
             part.mkdir(exist_ok=True)
             results = results_in(folder, cells)
             settings = {cell.name: {"variant": cell.variant, **cell.settings, **cell.seeds} for cell in cells}
-            as_run = StudyRecord(study=study, plan=plan, versions=versions(), cells=settings)
+            as_run = StudyRecord(study=study, plan=plan, versions=read_versions(), cells=settings)
             replace_file(folder / "study.json", _json(as_run), durable=False)
             run([order_of(cell, part) for cell in cells if cell.name not in results], part, settle)
             summary = summarise(study.name, cells, results_in(folder, cells), causes, study.report.target)

@@ -1,4 +1,4 @@
-"""Digest of a cell, merged over the sites of its plan.
+"""Study cell digest: merge the run digests of all sites.
 
 The accuracy is the mean over the sites' models, in rounds after which every site tested its model, as in HCEF's paper.
 A round lasts until the last site has ended it, and its costs are those of all devices.
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
 from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, sum_known
 from edge_server.report.summarise import digest_run
@@ -27,8 +27,10 @@ def digest_cell(folder: Path, plan: Plan) -> Digest:
         ConfigError: As `digest_run`, or there is no journal.
     """
     if not plan.sites:
-        return digest_run(read(folder))
-    return merge_digests(folder.name, plan, {site: digest_run(read(folder / site)) for site in plan.sites.names})
+        return digest_run(read_records(folder))
+    return merge_digests(
+        folder.name, plan, {site: digest_run(read_records(folder / site)) for site in plan.sites.names}
+    )
 
 
 def merge_digests(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:

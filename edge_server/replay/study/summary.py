@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.replay.study.grid import Cell, setting_of
+from edge_server.replay.study.grid import Cell, describe_setting
 from edge_server.replay.study.result import Result
 from edge_server.report.digest import (
     Amount,
@@ -167,7 +167,7 @@ def summarise(
 def _row(cell: Cell, result: Result | None, cause: str | None, target: float | None) -> CellRow:
     who: dict[str, Any] = {
         "cell": cell.name,
-        "setting": setting_of(cell),
+        "setting": describe_setting(cell),
         "variant": cell.variant,
         "settings": cell.settings,
         "seeds": cell.seeds,

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
-from edge_server.journal.runs import make_folder
+from edge_server.journal.runs import create_runs_folder
 from edge_server.replay.study.display import StudyDisplay
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.pool import Tell, run_locally
 from edge_server.replay.study.result import Order
 from edge_server.replay.study.run import Runner, complete_study, results_in
@@ -32,14 +32,14 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
         ConfigError: The study, a plan of it or the cluster cannot be used.
     """
     study, plan = load(options.study)
-    grid = cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
+    grid = build_cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one per core")
     chosen = [cell for cell in grid if not options.only or any(fnmatchcase(cell.name, glob) for glob in options.only)]
     if not chosen:
         names_text = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
         raise ConfigError(f"--only {' '.join(options.only)}: no cell matches; names start with {names_text}")
-    folder = make_folder(options.data_dir) / study.name
+    folder = create_runs_folder(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
     display = StudyDisplay(console, len(chosen), done)

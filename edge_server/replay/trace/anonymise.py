@@ -1,4 +1,4 @@
-"""Anonymise a trace: replace device names and drop texts that may contain them."""
+"""Anonymise a trace: replace device names, drop texts that may contain them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
-from shared.protocol.messages import mix
+from shared.protocol.messages import derive_seed
 
 # Value of an assignment that contains the device's name, in traces of old versions.
 OWN_NAME = "device"
@@ -54,7 +54,7 @@ def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
     if isinstance(row, TaskRow) and row.cause:
         changes["cause"] = "failed"
     if isinstance(row, DecisionRow):  # the seed is a function of the name and would confirm a guess
-        changes["seed"] = mix(seed, row.round, names[row.device])
+        changes["seed"] = derive_seed(seed, row.round, names[row.device])
         if row.values.get(OWN_NAME) == row.device:
             changes["values"] = row.values | {OWN_NAME: names[row.device]}
     renamed: TableRow = msgspec.structs.replace(row, **changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.runs import find_run, make_folder, run_exists
+from edge_server.journal.runs import create_runs_folder, find_run, run_exists
 from edge_server.journal.sqlite import SqliteJournal
 from edge_server.replay.trace import files
 from edge_server.replay.trace.anonymise import anonymise
@@ -62,7 +62,7 @@ def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
         ConfigError: A run of that name exists.
     """
     run = check_name(name or trace.header.run, "run")
-    if run_exists(make_folder(data_dir), run):
+    if run_exists(create_runs_folder(data_dir), run):
         raise ConfigError(f"run {run!r} already exists in {data_dir}; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
         store.extend(to_records(trace, run))

@@ -10,7 +10,7 @@ from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import ChartLine, Point, chart
-from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
+from edge_server.report.digest import Amount, Digest, RoundDigest, known_fleet_accuracies
 from edge_server.report.html import Markup, element, join
 from edge_server.report.tables import run_names, seconds_label
 
@@ -74,7 +74,7 @@ def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     (title, accuracy), *others = HEIGHTS
     if any(run.personal for run in runs):
         title = PERSONAL_TITLE if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
-    curves = [FLEETS[name] for name in fleet_figures(runs) if any(_points(run, name) > 1 for run in runs)]
+    curves = [FLEETS[name] for name in known_fleet_accuracies(runs) if any(_points(run, name) > 1 for run in runs)]
     terms = sorted({name for run in runs for round_ in run.rounds for name in round_.terms})
     return [(title, accuracy), *curves, *others, *((name.replace("_", " "), _term(name)) for name in terms)]
 

@@ -1,4 +1,4 @@
-"""CSV lines of a plan's sites: per site's run, or under their common name."""
+"""CSV rows of a multi-site plan: per site and combined."""
 
 from __future__ import annotations
 

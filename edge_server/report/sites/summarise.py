@@ -1,4 +1,4 @@
-"""Digest of a plan's sites from their journals."""
+"""Multi-site digest: summarise the sites of a plan from their journals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_server.journal.budget import Ledger
 from edge_server.journal.decision import Coordinated, TermBegan
 from edge_server.journal.outcome import refused_models
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, drop_void, measured_rounds
-from edge_server.journal.runs import name_rounds
+from edge_server.journal.runs import make_round_namer
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
 from edge_server.report.digest import NONE, Amount, Digest, RoundDigest, quantile, share_or_none, sum_known
@@ -99,7 +99,7 @@ def _table(group: Mapping[str, SiteRun]) -> SitesPlan:
 def _digest(group: Mapping[str, SiteRun]) -> SitesDigest:
     plan, table = _plan(group), _table(group)
     sizes, edges = sizes_of(plan), graph_edges(table)
-    name = name_rounds(next(iter(group.values())).records)
+    name = make_round_namer(next(iter(group.values())).records)
     base = {run.digest.run.removesuffix(f"-{site}") for site, run in group.items()}
     return SitesDigest(
         name=f"{base.pop() if len(base) == 1 else plan.name} (all sites)",

@@ -16,7 +16,7 @@ from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.protocol import payload
-from shared.protocol.messages import Assignment, mix
+from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
 from shared.tensors.placement import CPU, state_to_device, to_device
@@ -83,7 +83,7 @@ class TopModel:
         split = self.algorithm.split
         if self.examples is None or split is None or split.cut_of is None:
             return 1.0
-        with seed_torch(mix(self.seed, self.before, f"{SERVER}/size")):
+        with seed_torch(derive_seed(self.seed, self.before, f"{SERVER}/size")):
             return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples.to(self.device))
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
@@ -99,7 +99,7 @@ class TopModel:
         assert split
         measures = any(assignment.measures_statistics for assignment in self.assignments.values())
         take_step = split.measure if measures and split.measure else split.serve
-        with seed_torch(mix(self.seed, self.before + step, SERVER)):
+        with seed_torch(derive_seed(self.seed, self.before + step, SERVER)):
             sent = {device: to_device(up, self.device) for device, up in sorted(ups.items())}
             self.state, downs = take_step(self.model, self.state, self.assignments, sent)
         return {

@@ -13,7 +13,7 @@ import msgspec
 
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, RunClosed, closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.trial.chaos.kills import Kill, Kind, process_of
 from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
 from edge_server.trial.chaos.site import BROKER, Site
@@ -221,7 +221,7 @@ class ChaosStudy:
 
     async def _close(self) -> None:
         self.news()
-        records = {site.local.site: read(site.local.folder) for site in self.sites}
+        records = {site.local.site: read_records(site.local.folder) for site in self.sites}
         expected = await asyncio.to_thread(self.expected, records)
         for site in self.sites:
             site_name, site_records, plan = site.local.site, records[site.local.site], site.local.plan

@@ -27,9 +27,9 @@ from shared.algorithms.semisupervised.settings import (
     add_prefix,
     select,
 )
-from shared.algorithms.semisupervised.teacher import follow, inertia
+from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
-from shared.models.evaluate import in_mode
+from shared.models.evaluate import training_mode
 from shared.protocol.messages import Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
@@ -52,7 +52,7 @@ def run_part(model: Model, part: nn.Sequential, leaves: Mapping[str, Tensor], in
         train: Training mode: BatchNorm uses the batch, dropout is active.
     """
     part_leaves = {name: leaves[name] for name in part.state_dict()}
-    with in_mode(model.layers, train=train):
+    with training_mode(model.layers, train=train):
         outputs: Tensor = functional_call(part, part_leaves, (inputs,))
     return outputs
 
@@ -223,9 +223,9 @@ class Learner:
         descend(trained.items(), self.momenta, hyper, nesterov=self.settings.nesterov)
 
     def _teach(self) -> None:
-        share = inertia(self.followed, self.settings.inertia)
-        self.teacher = follow(self.teacher, {**self.weights, **self.buffers}, share)
-        self.teacher_head = follow(self.teacher_head, self.head, share)
+        share = ema_decay(self.followed, self.settings.inertia)
+        self.teacher = update_teacher(self.teacher, {**self.weights, **self.buffers}, share)
+        self.teacher_head = update_teacher(self.teacher_head, self.head, share)
         self.followed += 1
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from shared.algorithms.base import Batches, Result, Session
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, select
-from shared.algorithms.semisupervised.teacher import follow
+from shared.algorithms.semisupervised.teacher import update_teacher
 from shared.algorithms.split.settings import is_finite
 from shared.data.views.pair import make_views
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Missed, mix
+from shared.protocol.messages import Assignment, Hyper, Missed, derive_seed
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree, check_like
 
@@ -81,7 +81,7 @@ class Bottoms:
         descend(self._weights.items(), self._momenta, hyper, nesterov=self._settings.nesterov)
         self._buffers = buffers
         if self._settings.teacher_update == "device":
-            self._teacher = follow(self._teacher, {**self._weights, **buffers}, self._settings.inertia)
+            self._teacher = update_teacher(self._teacher, {**self._weights, **buffers}, self._settings.inertia)
         return True
 
     def student(self) -> Tree:
@@ -106,7 +106,7 @@ def local(
     for step, (inputs, _) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:
             continue
-        seed = mix(assignment.seed, step, "views")  # so that a missed step changes no later draw
+        seed = derive_seed(assignment.seed, step, "views")  # so that a missed step changes no later draw
         weak, strong = make_views(inputs, ("weak", "strong"), seed, mirrors=settings.mirrors)
         taught = bottoms.teach(weak)
         features, buffers = bottoms.forward(strong)

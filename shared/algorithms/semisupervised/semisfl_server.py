@@ -1,4 +1,4 @@
-"""Server half of SemiSFL: supervised steps, then a step per barrier.
+"""SemiSFL server half: supervised training on labelled data, then split-session steps.
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Every round starts with new optimizers, and the session
 does not share that of the supervised steps.
@@ -32,7 +32,7 @@ from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Scalar, mix
+from shared.protocol.messages import Assignment, Hyper, Scalar, derive_seed
 from shared.tensors.tree import State, Tree, check_like
 
 HISTORY = "history/"
@@ -86,8 +86,11 @@ def labelled_batches(
 
     All methods with such steps draw alike, so that batches cause no difference between them.
     """
-    seed, size = mix(cohort.seed, number, "supervised"), settings.server_batch_of(cohort.hyper, len(labelled[1]))
-    places = enumerate(batch_places(len(labelled[1]), size, seed))
+    seed, size = (
+        derive_seed(cohort.seed, number, "supervised"),
+        settings.server_batch_of(cohort.hyper, len(labelled[1])),
+    )
+    places = enumerate(draw_batch_positions(len(labelled[1]), size, seed))
     return view_batches(settings, labelled, places, (settings.server_views,) * count, seed)
 
 
@@ -106,10 +109,13 @@ def view_batches(
     """
     inputs, labels = labelled
     for step, index in places:
-        yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors), labels[index]
+        yield (
+            make_views(inputs[index], strengths, derive_seed(seed, step, "views"), mirrors=settings.mirrors),
+            labels[index],
+        )
 
 
-def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
+def draw_batch_positions(count: int, size: int, seed: int) -> Iterator[Tensor]:
     """Yield the positions of batches of equal size, from concatenated random orders."""
     generator, remaining = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
     while True:

@@ -15,12 +15,12 @@ from torch import Tensor
 from shared.tensors.tree import Tree
 
 
-def inertia(step: int, most: float) -> float:
+def ema_decay(step: int, most: float) -> float:
     """Return g at a step, counted from 0 over the whole run; at most gamma."""
     return min(1 - 1 / (step + 1), most)
 
 
-def follow(teacher: Tree, student: Tree, share: float) -> Tree:
+def update_teacher(teacher: Tree, student: Tree, share: float) -> Tree:
     """Return the teacher after a step of the student; counters, such as BatchNorm's, are the student's.
 
     Args:

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from shared.algorithms.split.settings import MATRIX, FedslSettings, first_step, total_steps
 from shared.errors import TaskFailed
 from shared.models.base import Model
-from shared.models.evaluate import in_mode
+from shared.models.evaluate import training_mode
 from shared.protocol.messages import Assignment
 from shared.tensors import bits
 from shared.tensors.counts import floor_share
@@ -127,7 +127,7 @@ class Bottom:
     def _run(self, layers: nn.Sequential, inputs: Tensor, buffers: Tree) -> Tensor:
         names = layers.state_dict().keys()
         leaves = {name: leaf for name, leaf in {**self.leaves, **buffers}.items() if name in names}
-        with in_mode(self._whole, train=True):
+        with training_mode(self._whole, train=True):
             outputs: Tensor = functional_call(layers, leaves, (inputs,))
         return outputs
 

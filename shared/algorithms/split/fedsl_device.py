@@ -18,7 +18,7 @@ from shared.algorithms.split.settings import FLOAT_BITS, FedslSettings, first_st
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.running_statistics import measure_batch, statistic_names
-from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, mix
+from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, derive_seed
 from shared.tensors import bits
 from shared.tensors.feature_dropout import draw_delta, drop, undrop
 from shared.tensors.quantizer import dequantize, quantize
@@ -71,7 +71,7 @@ def _train(
     for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:
             continue
-        generator.manual_seed(mix(assignment.seed, step, "step"))  # so that a missed step changes no later draw
+        generator.manual_seed(derive_seed(assignment.seed, step, "step"))  # so that a missed step changes no later draw
         features, buffers = bottom.forward(inputs)
         delta = None
         if settings.drop:

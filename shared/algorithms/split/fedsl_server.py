@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.split.settings import FedslSettings, first_step, is_finite
-from shared.algorithms.split.smashed_data import Smashed, unpack_features
+from shared.algorithms.split.smashed_data import SmashedBatch, unpack_features
 from shared.models.base import Model
-from shared.models.evaluate import in_mode
+from shared.models.evaluate import training_mode
 from shared.models.running_statistics import measure_batch, statistic_names
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment
 from shared.tensors.feature_dropout import gather
@@ -82,14 +82,14 @@ class ServerPart:
             model.layers, network, weights, {name: tree[name] for name in network.state_dict() if name not in trainable}
         )
 
-    def run(self, group: Mapping[str, Smashed]) -> Pass:
+    def run(self, group: Mapping[str, SmashedBatch]) -> Pass:
         """Pass features forward and back, for all devices of the group at once; equations (4) and (5)."""
         features = torch.cat([batch.features for batch in group.values()]) if len(group) > 1 else _only(group).features
         features = features.detach().requires_grad_()
         labels = torch.cat([batch.labels for batch in group.values()])
         sizes = [len(batch.labels) for batch in group.values()]
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
-        with in_mode(self.model_layers, train=True):
+        with training_mode(self.model_layers, train=True):
             outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
         losses = [part.mean() for part in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
         upstream, *gradients = torch.autograd.grad(
@@ -178,7 +178,7 @@ def measure(
     return State(tree, {**state.facts, STATISTICS_BATCHES: counted}), {device: {} for device in ups}
 
 
-def _run_passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]:
+def _run_passes(top: ServerPart, group: Mapping[str, SmashedBatch]) -> Iterator[Pass]:
     """Yield the pass of a group; if it is not finite, a pass of each device alone."""
     together = top.run(group)
     if len(group) == 1 or together.counts:
@@ -189,11 +189,11 @@ def _run_passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]
 
 
 def _group_devices(
-    settings: FedslSettings, network: nn.Module, batches: Mapping[str, Smashed]
-) -> Iterator[dict[str, Smashed]]:
+    settings: FedslSettings, network: nn.Module, batches: Mapping[str, SmashedBatch]
+) -> Iterator[dict[str, SmashedBatch]]:
     """Yield groups of devices that can share a pass without changing any result; else devices one by one."""
     shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
-    group: dict[str, Smashed] = {}
+    group: dict[str, SmashedBatch] = {}
     for device, batch in batches.items():
         if group and not (shared and _fits_group(batch, group)):
             yield group
@@ -202,11 +202,11 @@ def _group_devices(
     yield group
 
 
-def _fits_group(batch: Smashed, group: Mapping[str, Smashed]) -> bool:
+def _fits_group(batch: SmashedBatch, group: Mapping[str, SmashedBatch]) -> bool:
     examples = len(batch.labels) + sum(len(other.labels) for other in group.values())
     return examples <= PASS_EXAMPLES and batch.features.shape[1:] == next(iter(group.values())).features.shape[1:]
 
 
-def _only(group: Mapping[str, Smashed]) -> Smashed:
+def _only(group: Mapping[str, SmashedBatch]) -> SmashedBatch:
     (batch,) = group.values()
     return batch

@@ -27,7 +27,7 @@ MOST_AXES = 8
 
 
 @dataclass(frozen=True)
-class Smashed:
+class SmashedBatch:
     """A device's batch at the cut.
 
     Attributes:
@@ -94,11 +94,11 @@ def _read_delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Te
     return torch.from_numpy(bits.unpack(up["keep"].numpy(force=True), count, 1)).bool().to(up["keep"].device)
 
 
-def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
+def unpack_features(settings: FedslSettings, up: Tree) -> SmashedBatch:
     """Return a checked batch."""
     features, labels = up["features"], up["labels"].long()
     if "keep" not in up:
-        return Smashed(features, labels, None)
+        return SmashedBatch(features, labels, None)
     shape = (len(features), *up["shape"].tolist())
     delta = _read_delta(settings, up, shape)
-    return Smashed(spread(features, delta, shape), labels, delta)
+    return SmashedBatch(spread(features, delta, shape), labels, delta)

@@ -24,7 +24,7 @@ from functools import partial
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.subnetwork.fjord_device import Nested
-from shared.algorithms.subnetwork.fjord_widths import Widths, is_statistic, parse_widths
+from shared.algorithms.subnetwork.fjord_widths import Widths, is_batchnorm_statistic, parse_widths
 from shared.algorithms.subnetwork.random_dropout import received_parameters
 from shared.algorithms.subnetwork.server_half import (
     begin,
@@ -61,7 +61,7 @@ def fjord(
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: train networks of all widths up to the device's own, send their common parameters."""
-        nested = Nested.from_download(model, down, every, every.up_to(keep_share(assignment)))
+        nested = Nested.from_download(model, down, every, every.largest_within(keep_share(assignment)))
         loss = nested.train(batches, assignment, distil=distil)
         layers, part = nested.layers[-1], nested.part(nested.widest)
         facts, metrics = stopping.judge(state.facts, loss, layers, part, batches.validation)
@@ -81,7 +81,7 @@ def fjord(
 
 def choose_width(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons of a device's width."""
-    return first_neurons(stored_chain(state.facts).hidden, every.shares[every.up_to(keep_share(assignment))])
+    return first_neurons(stored_chain(state.facts).hidden, every.shares[every.largest_within(keep_share(assignment))])
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
@@ -89,22 +89,27 @@ def _init(every: Widths, model: Model, seed: int) -> State:
     more = Tree()
     for width, share in enumerate(every.shares[:-1]):
         part = extract(state.tree, layout.index(first_neurons(layout.hidden, share)))
-        more |= {every.name_at(key, width): leaf for key, leaf in part.items() if is_statistic(key)}
+        more |= {every.statistic_name(key, width): leaf for key, leaf in part.items() if is_batchnorm_statistic(key)}
     return State(state.tree | more, state.facts)
 
 
 def _broadcast(every: Widths, state: State, device: str, assignment: Assignment) -> Tree:
     common = build_broadcast(partial(choose_width, every))(state, device, assignment)
-    down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
-    for width in range(every.up_to(keep_share(assignment)) + 1):
-        source = common if every.is_last(width) else state.tree
-        down |= {name: source[name] for key in common if is_statistic(key) for name in [every.name_at(key, width)]}
+    down = {key: leaf for key, leaf in common.items() if not is_batchnorm_statistic(key)}
+    for width in range(every.largest_within(keep_share(assignment)) + 1):
+        source = common if every.is_full_width(width) else state.tree
+        down |= {
+            name: source[name]
+            for key in common
+            if is_batchnorm_statistic(key)
+            for name in [every.statistic_name(key, width)]
+        }
     return down
 
 
 def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
-    common, narrow = every.split_tree(result.tree)
-    covered, covered_narrow = every.split_tree(result.coverage)
+    common, narrow = every.separate_statistics(result.tree)
+    covered, covered_narrow = every.separate_statistics(result.coverage)
     mean = build_absorb(partial(choose_width, every))(
         mean, device, assignment, replace(result, tree=common, coverage=covered)
     )
@@ -113,9 +118,9 @@ def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, resu
 
 def _step_share(every: Widths, _model: Model, assignment: Assignment, *, distil: bool) -> float:
     """Return the relative cost of a step: p^2 averaged over the widths, plus p_max^2 for the pass to distil from."""
-    shares = every.shares[: every.up_to(keep_share(assignment)) + 1]
+    shares = every.shares[: every.largest_within(keep_share(assignment)) + 1]
     return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
 
 
 def _parameters_in_use(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
-    return every.cut(received_parameters(model, state, down, assignment), every.up_to(keep_share(assignment)))
+    return every.cut(received_parameters(model, state, down, assignment), every.largest_within(keep_share(assignment)))

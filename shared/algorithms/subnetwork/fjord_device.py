@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from shared.algorithms.base import Batches
 from shared.algorithms.fedavg import require_finite_loss
-from shared.algorithms.subnetwork.fjord_widths import Widths, is_statistic
+from shared.algorithms.subnetwork.fjord_widths import Widths, is_batchnorm_statistic
 from shared.algorithms.subnetwork.server_half import read_download
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.narrow import build_narrow
+from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import Index, first_neurons, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree, check_like
@@ -55,16 +55,18 @@ class Nested:
         layout = read_chain(model.layers)
         active = [first_neurons(layout.hidden, share) for share in every.shares[: width + 1]]
         indices = tuple(layout.index(neurons) for neurons in active)
-        names = [key for key in layout.leaves if is_statistic(key)]
-        statistics = {every.name_at(key, width): (key, width) for width in range(width + 1) for key in names}
-        if {key for key in down if is_statistic(key)} != statistics.keys():
+        names = [key for key in layout.leaves if is_batchnorm_statistic(key)]
+        statistics = {every.statistic_name(key, width): (key, width) for width in range(width + 1) for key in names}
+        if {key for key in down if is_batchnorm_statistic(key)} != statistics.keys():
             raise WireError("received statistics do not match the device's widths", reason="unknown-tensor")
         _, _, values = read_download(model, every.cut(down, width))
         like = {name: _slice_first(values[key], *indices[width][key]) for name, (key, width) in statistics.items()}
         check_like({name: down[name] for name in statistics}, like)
-        leaves = {key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
+        leaves = {
+            key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_batchnorm_statistic(key)
+        }
         leaves |= {name: down[name].clone() for name in statistics}
-        return cls(every, leaves, tuple(build_narrow(model.layers, neurons) for neurons in active), indices)
+        return cls(every, leaves, tuple(build_narrow_network(model.layers, neurons) for neurons in active), indices)
 
     @property
     def widest(self) -> int:

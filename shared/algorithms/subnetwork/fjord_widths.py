@@ -33,31 +33,31 @@ class Widths:
         if not 0 < self.shares[0] < math.inf:
             raise ValueError("widths must be above 0")
 
-    def up_to(self, share: float) -> int:
+    def largest_within(self, share: float) -> int:
         """Return the number of the largest width up to a share; 0 where all are larger."""
         return max((width for width, limit in enumerate(self.shares) if is_at_most(limit, share)), default=0)
 
-    def is_last(self, width: int) -> bool:
+    def is_full_width(self, width: int) -> bool:
         """Return True for the width of the whole network."""
         return width == len(self.shares) - 1
 
-    def name_at(self, key: str, width: int) -> str:
+    def statistic_name(self, key: str, width: int) -> str:
         """Return the name of a statistic at a width."""
-        return key if self.is_last(width) else f"{key}{MARK}{width}"
+        return key if self.is_full_width(width) else f"{key}{MARK}{width}"
 
-    def split_tree(self, tree: Tree) -> tuple[Tree, Tree]:
+    def separate_statistics(self, tree: Tree) -> tuple[Tree, Tree]:
         """Split a tree into leaves with the whole network's names, and statistics of single narrower widths."""
         narrow = {key: leaf for key, leaf in tree.items() if MARK in key}
         return {key: leaf for key, leaf in tree.items() if key not in narrow}, narrow
 
     def cut(self, tree: Tree, width: int) -> Tree:
         """Return the leaves of the network of one width, by the network's names."""
-        common = {key: leaf for key, leaf in tree.items() if not is_statistic(key)}
-        names = {key.partition(MARK)[0] for key in tree if is_statistic(key)}
-        return common | {key: tree[self.name_at(key, width)] for key in sorted(names)}
+        common = {key: leaf for key, leaf in tree.items() if not is_batchnorm_statistic(key)}
+        names = {key.partition(MARK)[0] for key in tree if is_batchnorm_statistic(key)}
+        return common | {key: tree[self.statistic_name(key, width)] for key in sorted(names)}
 
 
-def is_statistic(key: str) -> bool:
+def is_batchnorm_statistic(key: str) -> bool:
     """Return True for a running mean or variance of any width."""
     return key.partition(MARK)[0].endswith(STATISTICS)
 

@@ -20,7 +20,7 @@ from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.subnetwork.server_half import Choice, build_algorithm, draw_active, read_download, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.narrow import build_narrow
+from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import PREFIX, Active
 from shared.tensors.tree import State, Tree
 
@@ -64,7 +64,7 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
         active: Active neurons, by layer.
         values: Their parameters and buffers.
     """
-    layers = build_narrow(model.layers, active)
+    layers = build_narrow_network(model.layers, active)
     layers.load_state_dict(values, strict=False)  # BatchNorm's counts of batches are missing
     return layers.train()
 

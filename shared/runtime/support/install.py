@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from shared.errors import ConfigError
-from shared.runtime.extras import install_command, is_packaged, pth_path
+from shared.runtime.extras import install_command, is_packaged, setup_pth_path
 from shared.runtime.interpreter import NOTE, OWN
 from shared.runtime.support.fetch import Say, download_wheels
 from shared.runtime.support.table import MIB, Choice, Purpose
@@ -39,7 +39,7 @@ def find_extras() -> Path:
     if not is_packaged():
         remedy = f"in a clone: make setup, or {', '.join(map(install_command, ('device', 'infer', 'server')))}"
         raise ConfigError(f"{sys.prefix} does not belong to a fieldfleet package; {remedy}")
-    return Path(pth_path().read_text().strip()).parent
+    return Path(setup_pth_path().read_text().strip()).parent
 
 
 def folder_name(choice: Choice, purpose: Purpose) -> str:

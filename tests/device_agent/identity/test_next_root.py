@@ -72,7 +72,7 @@ def test_a_board_moves_says_so_once_and_keeps_key_and_certificate(board, monkeyp
     assert len(board.shown) == 1  # the broker saw it before it was put into use
     assert board.board.is_usable()
     board.gateway.ledger.roots.clear()
-    monkeypatch.setattr(certificates, "check_next_root", None)  # nothing more to judge
+    monkeypatch.setattr(certificates, "verify_cross_signed_root", None)  # nothing more to judge
     assert not board.looks()
     assert board.says() == PIN_B  # another process, which does not know that it was said
 

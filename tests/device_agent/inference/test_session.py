@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from device_agent.inference.release_folder import read_folder, read_folders
-from device_agent.inference.session import choose_providers, list_auto_choices, open_fastest, open_model
+from device_agent.inference.session import choose_providers, list_auto_providers, open_fastest_session, open_model
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, sha256_of
 from tests.naming import names_all, naming
@@ -159,7 +159,7 @@ def test_a_provider_that_is_not_there_is_named_and_the_cpu_computes(made, settin
 def test_auto_takes_the_cpu_where_there_is_nothing_else(made, settings, caplog):
     import msgspec  # noqa: PLC0415
 
-    assert list_auto_choices(["CPUExecutionProvider"]) == [("CPUExecutionProvider",)]
+    assert list_auto_providers(["CPUExecutionProvider"]) == [("CPUExecutionProvider",)]
     model = opened(made["tiny-1"], msgspec.structs.replace(settings, provider="auto"))
     assert model.provider == "CPUExecutionProvider"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -182,8 +182,8 @@ GPU, BOTH = "CUDAExecutionProvider", [("CUDAExecutionProvider", "CPUExecutionPro
 def test_auto_takes_the_faster_of_gpu_and_cpu(gpu_s, cpu_s, taken):
     """A small network may take longer on a GPU: its times decide, for each model anew."""
     seconds = {GPU: gpu_s, "CPUExecutionProvider": cpu_s}
-    assert list_auto_choices(["TensorrtExecutionProvider", GPU, "CPUExecutionProvider"]) == BOTH
-    session, quick_s = open_fastest(lambda providers: (Session(providers[0]), seconds[providers[0]]), BOTH, "m")
+    assert list_auto_providers(["TensorrtExecutionProvider", GPU, "CPUExecutionProvider"]) == BOTH
+    session, quick_s = open_fastest_session(lambda providers: (Session(providers[0]), seconds[providers[0]]), BOTH, "m")
     assert (session.provider, quick_s) == (taken, min(gpu_s, cpu_s))
 
 
@@ -200,7 +200,7 @@ def test_auto_goes_on_without_a_gpu_that_does_not_load(caplog):
 
     for open_with, words in ((falls_back, ""), (refuses, "no kernel")):
         caplog.clear()
-        session, _ = open_fastest(open_with, BOTH, "m")
+        session, _ = open_fastest_session(open_with, BOTH, "m")
         assert session.provider == "CPUExecutionProvider"
         [told] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert names_all(told, "serve.provider", GPU, words)

@@ -6,7 +6,13 @@ from random import Random
 
 import pytest
 
-from device_agent.measurement.power_fit import MIN_R_SQUARED, Observation, fit_line, fit_model, least_squares
+from device_agent.measurement.power_fit import (
+    MIN_R_SQUARED,
+    Observation,
+    fit_power_model,
+    fit_sensor_line,
+    least_squares,
+)
 from device_agent.probes.power.model import compute_watts
 from device_agent.profile.schema import PowerModel
 from shared.errors import NoData
@@ -30,7 +36,7 @@ def board(
 
 
 def test_without_noise_the_parameters_are_those_that_made_it():
-    model, quality = fit_model(board(), cores=4)
+    model, quality = fit_power_model(board(), cores=4)
     assert model.idle_w == pytest.approx(TRUE.idle_w, rel=1e-3)
     assert model.core_joules_per_cycle == pytest.approx(TRUE.core_joules_per_cycle, rel=1e-3)
     assert (model.exponent, model.max_hertz) == (pytest.approx(1.8), 2.4e9)
@@ -41,7 +47,7 @@ def test_without_noise_the_parameters_are_those_that_made_it():
 @pytest.mark.parametrize("seed", range(3))
 def test_with_noise_the_residual_is_the_noise_and_is_what_the_model_carries(seed):
     """0.1 W of noise on 2.7 to 7.3 W: parameters within a few percent, the residual near 0.1 W."""
-    model, quality = fit_model(board(noise_w=0.1, seed=seed), cores=4)
+    model, quality = fit_power_model(board(noise_w=0.1, seed=seed), cores=4)
     assert model.idle_w == pytest.approx(TRUE.idle_w, rel=0.08)
     assert model.core_joules_per_cycle == pytest.approx(TRUE.core_joules_per_cycle, rel=0.08)
     assert model.exponent == pytest.approx(1.8, abs=0.35)
@@ -51,28 +57,28 @@ def test_with_noise_the_residual_is_the_noise_and_is_what_the_model_carries(seed
 
 def test_at_one_clock_the_exponent_is_the_usual_one():
     """Nothing was seen that could tell it; idle and busy watts are right all the same."""
-    model, _ = fit_model(board(clocks=(2.4e9,)), cores=4)
+    model, _ = fit_power_model(board(clocks=(2.4e9,)), cores=4)
     assert model.exponent == 1.7
     assert model.core_joules_per_cycle == pytest.approx(TRUE.core_joules_per_cycle, rel=1e-6)
 
 
 def test_what_sending_takes_is_found_where_something_was_sent():
-    model, _ = fit_model(board(tx_w=0.8), cores=4)
+    model, _ = fit_power_model(board(tx_w=0.8), cores=4)
     assert (model.tx_w, model.rx_w) == (pytest.approx(0.8, rel=0.01), 0.0)
 
 
 def test_figures_that_make_no_model_are_refused_with_the_reason():
     """Noise as large as the load, a load that never was, watts that fall with the load, and nothing at all."""
     with pytest.raises(NoData, match=f"{MIN_R_SQUARED:.0%}"):
-        fit_model(board(noise_w=3.0), cores=4)
+        fit_power_model(board(noise_w=3.0), cores=4)
     with pytest.raises(NoData, match="core"):
-        fit_model([Observation(3.0, 0.02, 1e9), Observation(3.0, 0.03, 1e9)], cores=4)
+        fit_power_model([Observation(3.0, 0.02, 1e9), Observation(3.0, 0.03, 1e9)], cores=4)
     with pytest.raises(NoData, match=naming("-1.00 W")):
-        fit_model([Observation(9.0 - n, float(n), 1e9) for n in range(4)], cores=4)
+        fit_power_model([Observation(9.0 - n, float(n), 1e9) for n in range(4)], cores=4)
     with pytest.raises(NoData, match="load"):
-        fit_model([Observation(3.0, 2.0, 1e9)] * 5, cores=4)
+        fit_power_model([Observation(3.0, 2.0, 1e9)] * 5, cores=4)
     with pytest.raises(NoData, match="core"):
-        fit_model([], cores=4)
+        fit_power_model([], cores=4)
 
 
 def test_the_line_of_a_sensor_that_sees_a_part_is_found():
@@ -80,7 +86,7 @@ def test_the_line_of_a_sensor_that_sees_a_part_is_found():
     seen = [Observation(1.1451 * w + 0.5879, 1.0, 1e9, sensed_w=w) for w in (2.7, 3.9, 5.1, 7.2)] + [
         Observation(9.0, 1.0, 1e9)
     ]
-    line, quality = fit_line(seen)
+    line, quality = fit_sensor_line(seen)
     assert (line.gain, line.offset_w) == (pytest.approx(1.1451), pytest.approx(0.5879))
     assert quality.residual_w == pytest.approx(0.0, abs=1e-9)
 
@@ -88,9 +94,9 @@ def test_the_line_of_a_sensor_that_sees_a_part_is_found():
 def test_a_meter_that_feeds_something_else_makes_no_line():
     random = Random(3)
     with pytest.raises(NoData, match=f"{MIN_R_SQUARED:.0%}"):
-        fit_line([Observation(random.uniform(3, 9), 1.0, 1e9, sensed_w=random.uniform(3, 9)) for _ in range(20)])
+        fit_sensor_line([Observation(random.uniform(3, 9), 1.0, 1e9, sensed_w=random.uniform(3, 9)) for _ in range(20)])
     with pytest.raises(NoData, match=naming("-1.00")):
-        fit_line([Observation(9.0 - w, 1.0, 1e9, sensed_w=w) for w in (2.0, 3.0, 4.0)])
+        fit_sensor_line([Observation(9.0 - w, 1.0, 1e9, sensed_w=w) for w in (2.0, 3.0, 4.0)])
 
 
 def test_least_squares_is_the_normal_equations():

@@ -14,7 +14,7 @@ from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.task import ALONE, begin_split_training
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
-from shared.protocol.messages import Missed, Spec, mix
+from shared.protocol.messages import Missed, Spec, derive_seed
 from shared.protocol.payload import pack, unpack
 from tests.device_agent.agent_side import METER, update_of
 from tests.device_agent.server_side import STEPS, answer, below, finish, split
@@ -98,7 +98,7 @@ def test_every_step_draws_as_its_own_number_says_and_leaves_torch_s_generator_as
     assert training.up is not None
     training.advance(Missed(6))
     assert (training.up, training.outcome) == (None, "ended")
-    assert drawn == [mix(5, step, "board") for step in (1, 2, 5)]
+    assert drawn == [derive_seed(5, step, "board") for step in (1, 2, 5)]
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -19,7 +19,7 @@ from device_agent.upgrade.inputs import UpgradeEnvironment, UpgradeRequest
 from device_agent.upgrade.record import FOLDER, WANTED, UpgradeTarget
 from device_agent.upgrade.updater import Updater
 from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of
-from shared.protocol.packages import AGENT, Build, PackageManifest, sign, write_signed
+from shared.protocol.packages import AGENT, Build, PackageManifest, encode_signed_manifest, sign
 from tests.device_agent.upgrade.services import PROGRAM, StandInService
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -130,7 +130,7 @@ def manifest_of(version: str, data: bytes, site: str = "roof", **more: object) -
     said = {"name": AGENT, "version": version, "serial": int(version.partition(".")[0]), "site": site}
     manifest = PackageManifest(**{**said, "created": "2026-11-23T21:00:00Z", "builds": (build,), **more})
     _, key, chain = authorities(site)
-    return write_signed(sign(manifest, key, chain))
+    return encode_signed_manifest(sign(manifest, key, chain))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, wr
 from device_agent.upgrade.state_formats import FORMATS, raise_formats
 from device_agent.upgrade.versions import MARK
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.packages import read_manifest, read_signed, write_signed
+from shared.protocol.packages import decode_manifest, decode_signed_manifest, encode_signed_manifest
 from shared.runtime.state_formats import FILE
 from tests.device_agent.upgrade.packages import authorities, manifest_of, package, tree_of
 from tests.naming import names_all, naming
@@ -95,8 +95,8 @@ def test_a_version_that_does_not_start_is_not_even_tried(board):
 
 
 def build_of(board, **more):
-    signed = read_signed((board.state / FOLDER / "2.json").read_bytes())
-    return (msgspec.structs.replace(read_manifest(signed.manifest).builds[0], **more),)
+    signed = decode_signed_manifest((board.state / FOLDER / "2.json").read_bytes())
+    return (msgspec.structs.replace(decode_manifest(signed.manifest).builds[0], **more),)
 
 
 def make_pipe(path):
@@ -110,8 +110,10 @@ def make_link(path):
 
 
 def spoil_signature(path):
-    signed = read_signed(path.read_bytes())
-    path.write_bytes(write_signed(msgspec.structs.replace(signed, manifest=signed.manifest.replace(b"roof", b"barn"))))
+    signed = decode_signed_manifest(path.read_bytes())
+    path.write_bytes(
+        encode_signed_manifest(msgspec.structs.replace(signed, manifest=signed.manifest.replace(b"roof", b"barn")))
+    )
 
 
 SPOILT = {

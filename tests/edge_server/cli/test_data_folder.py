@@ -14,7 +14,7 @@ from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.examine import examine_machine
 from edge_server.journal import checkpoints, report_history
 from edge_server.journal.rollouts import file as rollouts
-from edge_server.journal.runs import all_runs, make_folder
+from edge_server.journal.runs import all_runs, create_runs_folder
 from edge_server.journal.sqlite import JOURNAL, SqliteJournal
 from edge_server.plan.data_folder import FORMATS, KINDS, check_data_folder, claim_data_folder
 from edge_server.plan.server_config import ServerConfig
@@ -143,7 +143,7 @@ def test_what_writes_there_without_the_command_line_is_refused_too(folder, tmp_p
     shutil.rmtree(folder / rollouts.FOLDER)  # else the rollout under way is the fault that is told first
     before = content(folder)
     with pytest.raises(ConfigError, match=naming("9.1.0")):
-        make_folder(folder)
+        create_runs_folder(folder)
     with pytest.raises(ConfigError, match=naming("9.1.0")):
         make_release(folder, {"layer0": b"\2" * 100})
     with pytest.raises(ConfigError, match=naming("9.1.0")):
@@ -168,7 +168,7 @@ def test_forms_are_written_with_what_first_writes_there_and_older_folders_are_re
     write_run(tmp_path / "old")  # as a version did that knew of no forms
     assert captured("show", "run", "--data-dir", tmp_path / "old").code == 0
     assert not (tmp_path / "old" / FILE).exists()
-    for folder in (make_folder(tmp_path / "old"), make_folder(tmp_path / "new")):
+    for folder in (create_runs_folder(tmp_path / "old"), create_runs_folder(tmp_path / "new")):
         assert read_formats(folder).formats == FORMATS
     make_release(tmp_path / "third", {"layer0": b"\1"})
     assert read_formats(tmp_path / "third").formats == FORMATS

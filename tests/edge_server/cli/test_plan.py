@@ -21,7 +21,7 @@ from device_agent.__main__ import main as agent_main
 from device_agent.config import AgentConfig
 from edge_server.__main__ import main
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan.reference import CHOICES, INTRODUCTION, builder_meanings, option_keys, plan_keys
+from edge_server.cli.plan.reference import CHOICES, INTRODUCTION, list_option_keys, plan_keys, read_option_meanings
 from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
@@ -110,7 +110,7 @@ def test_every_name_stands_over_its_own_options(what):
             for key, option in inspect.signature(builder).parameters.items()
             if option.kind is not option.VAR_KEYWORD and not (can_stop_early(builder) and key in STOPPING_OPTIONS)
         }
-        shown = {key.name: key.default for key in option_keys(builder) if key.name != "NAME_OPTION"}
+        shown = {key.name: key.default for key in list_option_keys(builder) if key.name != "NAME_OPTION"}
         assert {key: json.loads(default) for key, default in shown.items()} == options
         assert {key.name for key in group.keys} - {"NAME_OPTION"} == set(options)
         others = {key: default for key, default in shown.items() if default != defaults_of(group)[key]}
@@ -145,7 +145,7 @@ def test_a_type_without_words_is_an_error():
 
 def test_a_meaning_is_found_where_the_docstring_points():
     """In a class of settings, in another builder, in the struct that a struct extends."""
-    found = builder_meanings(CHOICES["algorithm"]["hermes"])
+    found = read_option_meanings(CHOICES["algorithm"]["hermes"])
     assert "neurons" in found["keep"]
     assert "learning rate" in found.get("learning_rate", "learning rate")
     assert "stale" not in found

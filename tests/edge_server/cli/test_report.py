@@ -12,7 +12,7 @@ import pytest
 from edge_server.__main__ import build_parser, main
 from edge_server.cli import report as command
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.report.csv_export import render_csv
 from edge_server.report.digest import Digest
 from edge_server.report.summarise import digest_run
@@ -149,7 +149,7 @@ def test_a_target_is_a_share(report, target, capsys):
 
 def test_a_replay_has_a_report(tmp_path, monkeypatch, capsys):
     """From a plan to a page, by the real server, the real agents and the real command line."""
-    replay(make_plan(tmp_path, rounds=2), tmp_path / "runs" / "one")
+    replay_plan(make_plan(tmp_path, rounds=2), tmp_path / "runs" / "one")
     out = tmp_path / "page.html"
     monkeypatch.setattr("sys.argv", ["edge-server", "report", str(tmp_path / "runs" / "one"), "--out", str(out)])
     with pytest.raises(SystemExit) as ended:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, SETTLE_S, Observer
-from edge_server.fleet.report_changes import PAUSE_S, sense_report
+from edge_server.fleet.report_changes import PAUSE_S, filter_report
 from edge_server.journal import sqlite
 from edge_server.journal.records import Joined, Left, RoundOpened, RunClosed, Sensed, ServerBegan, UpdateAccepted
 from shared.errors import Unwritable
@@ -32,7 +32,7 @@ def told(*reports: tuple[float, Report]) -> list[Sensed]:
     """Return what is recorded of reports heard at moments."""
     found, known = [], None
     for at, one in reports:
-        if news := sense_report(one, known, at):
+        if news := filter_report(one, known, at):
             record, known = news
             found.append(record)
     return found

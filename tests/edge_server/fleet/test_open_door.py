@@ -11,11 +11,11 @@ from edge_server.plan.server_config import ServerConfig
 from edge_server.rounds.check_plan import load
 from edge_server.trial import live
 from shared.transport.base import Broker
-from shared.transport.tls import Tls
+from shared.transport.tls import TlsSettings
 from tests.edge_server.harness import write_plan
 from tests.naming import log_messages, names_all
 
-PAIR = Tls(ca="ca", cert="c", key="k")
+PAIR = TlsSettings(ca="ca", cert="c", key="k")
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ PAIR = Tls(ca="ca", cert="c", key="k")
         (Broker(host="localhost"), False),
         (Broker(host="::1"), False),
         (Broker(host="10.0.0.7", tls=PAIR), False),
-        (Broker(host="10.0.0.7", tls=Tls(ca="ca"), user="roof"), False),
+        (Broker(host="10.0.0.7", tls=TlsSettings(ca="ca"), user="roof"), False),
         (Broker(host="10.0.0.7"), True),
         (Broker(host="gateway.local"), True),
         (Broker(host="gateway.local", user="roof"), True),
-        (Broker(host="gateway.local", tls=Tls(ca="ca")), True),
+        (Broker(host="gateway.local", tls=TlsSettings(ca="ca")), True),
     ],
 )
 def test_an_exposed_broker_is_described_by_its_address(broker, is_exposed):
@@ -38,7 +38,7 @@ def test_an_exposed_broker_is_described_by_its_address(broker, is_exposed):
 
 
 def test_each_kind_of_exposure_has_its_own_description():
-    exposed = (Broker(host="h"), Broker(host="h", user="roof"), Broker(host="h", tls=Tls(ca="ca")))
+    exposed = (Broker(host="h"), Broker(host="h", user="roof"), Broker(host="h", tls=TlsSettings(ca="ca")))
     assert len({describe_exposure(broker) for broker in exposed}) == len(exposed)
 
 

@@ -103,7 +103,7 @@ def doubles(*messages: Status) -> list[int]:
     """Return the places of the messages that showed an id used twice."""
     fleet, found = Fleet(), []
     for place, message in enumerate(messages):
-        if fleet.is_used_twice(message):
+        if fleet.is_duplicate_id(message):
             found.append(place)
         fleet.observe(message)
     return found
@@ -176,7 +176,7 @@ def test_a_death_that_another_spoke_in_its_name_is_taken_back():
     for false in (status(7, online=False), status(1 << 40, online=False), status(1 << 40, online=False, instance="z")):
         fleet = after(status(7, online=True), false)
         assert fleet.online == ()
-        assert not fleet.is_used_twice(status(7, online=True))
+        assert not fleet.is_duplicate_id(status(7, online=True))
         assert fleet.observe(status(7, online=True))
         assert fleet.online == ("pi",)
         assert fleet.observe(status(7, online=False))
@@ -194,23 +194,23 @@ def test_reports_prove_that_a_device_lives():
     fleet = after(status(1, online=True), status(2, online=True, instance="b"), report(5.0, "b"))
     fleet.observe(status(2, online=False, instance="b"))
     for at in range(6, 6 + FRESH_REPORTS):
-        assert not fleet.reports_prove_life("pi")
+        assert not fleet.has_fresh_reports("pi")
         fleet.observe(report(90_000.0 + at, "a"))
         fleet.observe(report(float(at), "b"))
         fleet.observe(report(float(at), "b"))
-    assert fleet.reports_prove_life("pi")
-    alive = fleet.revive("pi")
+    assert fleet.has_fresh_reports("pi")
+    alive = fleet.mark_online("pi")
     assert (alive.instance, alive.session, fleet.online) == ("b", 2, ("pi",))
-    assert fleet.revive("pi") is None
+    assert fleet.mark_online("pi") is None
     fleet.observe(status(2, online=False, instance="b"))
     assert fleet.online == ()
-    assert not fleet.reports_prove_life("pi")
+    assert not fleet.has_fresh_reports("pi")
 
 
 def test_a_device_of_which_only_a_death_is_known_lives_until_it_dies():
     """Taken for alive since it speaks; which process does is not known, so that the next death counts."""
     fleet = after(status(9, online=False))
-    assert fleet.revive("pi").online
+    assert fleet.mark_online("pi").online
     assert fleet.observe(status(3, online=False, instance="b"))
     assert fleet.online == ()
 
@@ -225,6 +225,6 @@ def test_a_board_that_only_serves_models_is_there_and_gets_no_tasks() -> None:
     assert fleet.online == ("a", "b")
     assert Membership().list_online(fleet) == ("a",)
     fleet.observe(wire.decode_as(Status, presence.will))
-    assert fleet.revive("b")
+    assert fleet.mark_online("b")
     assert fleet.online == ("a", "b")
     assert Membership().list_online(fleet) == ("a",)

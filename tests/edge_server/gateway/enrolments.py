@@ -41,7 +41,7 @@ from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
 from shared.errors import EnrolmentFailed
 from shared.protocol.enrolment import Token
 from shared.runtime.clock import parse_utc_stamp, utc_seconds, utc_stamp
-from shared.transport.tls import Tls
+from shared.transport.tls import TlsSettings
 
 NOW = float(int(utc_seconds()))
 """OpenSSL judges dates by this machine's own clock, which no test can move; so the others are moved instead."""
@@ -300,7 +300,7 @@ class Authority:
         names: list[str] | None = None,
         days: tuple[int, int] = (-1, 90),
         password: str = "",
-    ) -> Tls:
+    ) -> TlsSettings:
         """Write a pair; return it with this CA, for a client.
 
         Args:
@@ -317,10 +317,10 @@ class Authority:
         stem.with_name(f"{stem.name}.crt").write_bytes(made.public_bytes(Encoding.PEM))
         return self.known_as(file or name)
 
-    def known_as(self, file: str) -> Tls:
+    def known_as(self, file: str) -> TlsSettings:
         """Return the settings of whoever has that pair."""
         here = self.folder
-        return Tls(ca=str(here / "ca.crt"), cert=str(here / f"{file}.crt"), key=str(here / f"{file}.key"))
+        return TlsSettings(ca=str(here / "ca.crt"), cert=str(here / f"{file}.crt"), key=str(here / f"{file}.key"))
 
     def revoke(self, *names: str) -> Path:
         """Write the list of revoked certificates, anew and whole; return its path."""

@@ -31,7 +31,7 @@ from shared.runtime import malloc
 from shared.runtime.clock import utc_seconds
 from shared.runtime.processes import terminate
 from shared.transport.base import Broker
-from shared.transport.tls import Tls
+from shared.transport.tls import TlsSettings
 from tests.machine import free_port
 
 GUARD_S = 300.0
@@ -78,7 +78,7 @@ class LiveSite:
     def at(self, pair: Path, port: int) -> Broker:
         """Return the site's broker for whoever has a pair."""
         pair.with_suffix(".key").chmod(0o600)
-        tls = Tls(ca=str(self.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
+        tls = TlsSettings(ca=str(self.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
         return Broker(host="127.0.0.1", port=port, tls=tls)
 
     def for_board(self, name: str, role: Role = "device") -> Broker:

@@ -308,7 +308,7 @@ def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, 
     with caplog.at_level(logging.INFO):
         thread = threading.Thread(target=go, daemon=True)
         thread.start()
-        assert enrol_command.serve(options) == 0
+        assert enrol_command.serve_enrolment(options) == 0
         thread.join()
     assert answers[0].startswith(b"HTTP/1.1 200 OK")
     port = read_address(site.folder).port

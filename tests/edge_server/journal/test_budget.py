@@ -27,7 +27,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.plan.budget import BudgetPlan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from shared.errors import Infeasible
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Update
@@ -429,10 +429,10 @@ def test_a_replay_ends_when_its_budget_is_spent_though_it_might_have_been_kept(t
         compute = { kind = "ranges", hertz = [1e9, 2e9], cycles_per_step = 1e9, again = "round" }
     """
     with pytest.raises(Infeasible) as refused:
-        replay(make_plan(tmp_path, rounds=6, more=f"{device}\n[budget]\ntime_s = 0.1"), tmp_path / "none")
+        replay_plan(make_plan(tmp_path, rounds=6, more=f"{device}\n[budget]\ntime_s = 0.1"), tmp_path / "none")
     least = least_seconds(refused.value)
     plan = make_plan(tmp_path, rounds=6, more=f"{device}\n[budget]\ntime_s = {least}")
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     seconds = [one.seconds for one in closed_rounds(records)]
     assert len(seconds) < 6
     assert sum(seconds[:-1]) < least <= sum(seconds)

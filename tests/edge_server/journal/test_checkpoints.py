@@ -13,7 +13,7 @@ from edge_server.journal.checkpoints import Origin, SqliteStore
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunOpened
 from edge_server.journal.runs import best_path, checkpoint_path
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.rounds.check_plan import load
 from shared.tensors import file
 from shared.tensors.tree import State
@@ -88,7 +88,7 @@ def test_the_most_accurate_model_stays_beside_the_last(tmp_path, keep):
     play({5: 0.6})
     if keep == "best":
         assert torch.equal(file.load(best_path(folder / "checkpoints", 2)).tree["w"], state(2.0).tree["w"])
-        last, best = (getattr(summarise_outcome(read(folder), folder), name) for name in ("last", "best"))
+        last, best = (getattr(summarise_outcome(read_records(folder), folder), name) for name in ("last", "best"))
         assert (last.round, last.accuracy, best.round, best.accuracy) == (5, 0.6, 2, 0.8)
         assert best.model == str(best_path(folder / "checkpoints", 2))
         play({6: 0.9, 7: 0.1, 8: 0.2})

@@ -17,7 +17,7 @@ from edge_server.journal.records import CostSettled, Rewound, UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
-from edge_server.trial.tables import slowest, total_joules
+from edge_server.trial.tables import format_longest_times, total_joules
 from shared.protocol import wire
 from shared.protocol.measurements import Cost, Provenance, TaskCost
 from shared.protocol.messages import Report, Update
@@ -191,8 +191,8 @@ def test_a_rounds_cost_in_a_table():
         upload_joules=0.25,
         provenance={"upload_joules": corrected},
     )
-    assert slowest({"a": whole, "b": COST}) == "4.00/0.50"
-    assert slowest({}) == "-/-"
+    assert format_longest_times({"a": whole, "b": COST}) == "4.00/0.50"
+    assert format_longest_times({}) == "-/-"
     assert total_joules({"a": whole}) == "7.75~"
     assert total_joules({"a": whole, "b": COST}) == "≥15.2~"
     other = msgspec.structs.replace(whole, provenance={"compute_joules": modelled})

@@ -12,7 +12,7 @@ from edge_server.journal.rollouts.file import (
     RolloutPlan,
     RolloutStarted,
     WaveOpened,
-    boards_of_models,
+    read_model_statuses,
     read_rollout,
     rollout_names,
 )
@@ -101,5 +101,5 @@ def test_the_last_word_of_each_board_counts_over_all_rollouts(journal, tmp_path,
     known = ModelStatus(name="net", committed=3, previous=2, state="committed")
     newer.append(RolloutStarted(at=AT, plan=PLAN), BoardTold(at="20260102T000000Z", device="pi-1", status=known))
     (tmp_path / "rollouts" / "0003-damaged.jsonl").write_text("no record\n")
-    assert boards_of_models(tmp_path) == {"pi-1": {"net": known}}
+    assert read_model_statuses(tmp_path) == {"pi-1": {"net": known}}
     assert "0003-damaged" in caplog.text

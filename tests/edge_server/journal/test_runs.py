@@ -14,12 +14,12 @@ from edge_server.journal.runs import (
     ORDER,
     SITES,
     all_runs,
-    edited_from,
-    ended_run,
+    describe_edits,
     ended_runs,
+    find_ended_run,
     find_run,
     find_unfinished,
-    note_begun,
+    record_run_order,
     run_exists,
 )
 from edge_server.journal.sqlite import JOURNAL
@@ -68,9 +68,9 @@ def test_a_run_with_agents_on_this_machine_is_none_of_the_sites_devices(tmp_path
     begin(runs, "edited", load(write_plan(tmp_path, rounds=9), tmp_path), "20260103T000000Z")
     (runs / "edited" / LOCAL).mkdir()
     assert find_unfinished(runs, plan) == "real"
-    assert ended_run(runs, plan, "") is None
-    assert edited_from(runs, plan) == ""
-    found = ended_run(runs, plan, "ended")
+    assert find_ended_run(runs, plan, "") is None
+    assert describe_edits(runs, plan) == ""
+    found = find_ended_run(runs, plan, "ended")
     assert found
     assert found.folder.name == "ended"
     (runs / "real").rename(tmp_path / "aside")
@@ -123,8 +123,8 @@ def test_runs_stand_in_the_order_in_which_they_were_begun_whatever_the_clock_sai
     for name, started in (("old", "20240101T000000Z"), ("future", "20300101T000000Z"), ("now", "20261127T000000Z")):
         begin(runs, name, plan, started)
         if name != "old":  # of a version before
-            note_begun(runs / name)
-            note_begun(runs / name)  # its server was started again
+            record_run_order(runs / name)
+            record_run_order(runs / name)  # its server was started again
     assert [run.folder.name for run in all_runs(runs)] == ["now", "future", "old"]
     assert find_run(runs, "last").folder.name == "now"
     assert find_unfinished(runs, plan) == "now"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunOpened
 from edge_server.journal.runs import all_runs, find_unfinished
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.rounds.check_plan import load
 from shared.errors import CorruptFile
 from tests.edge_server.harness import write_plan
@@ -75,7 +75,7 @@ def after(tmp_path_factory):
             assert store.records() == [*found, closing(99)]
         finally:
             store.close()
-        assert read(place) == [*found, closing(99)]
+        assert read_records(place) == [*found, closing(99)]
         return found
 
     return opened
@@ -141,7 +141,7 @@ def test_a_record_that_was_taken_out_is_missed(closed, tmp_path):
         connection.execute("DELETE FROM records WHERE seq = 5")
     connection.close()
     with pytest.raises(CorruptFile, match=naming(tmp_path / "run" / JOURNAL, "record 5")):
-        read(tmp_path / "run")
+        read_records(tmp_path / "run")
 
 
 def test_only_the_last_damaged_journals_are_kept(closed, tmp_path):

@@ -31,7 +31,7 @@ from edge_server.journal.records import (
     closed_rounds,
     drop_void,
 )
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Cost, Provenance
@@ -112,8 +112,8 @@ def test_every_record_comes_back_as_it_was_in_order_and_after_reopening(tmp_path
     again = SqliteStore(tmp_path / "run")
     assert again.records() == written
     again.close()
-    assert read(tmp_path / "run") == written
-    assert read(tmp_path / "run", after=5) == written[5:]
+    assert read_records(tmp_path / "run") == written
+    assert read_records(tmp_path / "run", after=5) == written[5:]
 
 
 def test_a_reader_sees_a_prefix_while_another_thread_writes(tmp_path, store):
@@ -129,7 +129,7 @@ def test_a_reader_sees_a_prefix_while_another_thread_writes(tmp_path, store):
     writer.start()
     lengths, seen = [], []
     while not done.is_set() or len(seen) < 100:
-        seen += [record.round for record in read(tmp_path / "run", after=len(seen))]
+        seen += [record.round for record in read_records(tmp_path / "run", after=len(seen))]
         lengths.append(len(seen))
     writer.join()
     assert seen == list(range(1, 101))
@@ -145,7 +145,7 @@ def test_a_journal_that_is_just_being_made_is_empty_not_corrupt(tmp_path):
         while not stop.is_set():
             if (folder[0] / JOURNAL).exists():
                 try:
-                    assert read(folder[0]) == []
+                    assert read_records(folder[0]) == []
                 except (CorruptFile, AssertionError) as error:
                     faults.append(error)
 
@@ -169,7 +169,7 @@ def test_a_killed_writer_leaves_everything_it_appended(tmp_path):
             store.append(Rewound(round=number, cause="x"))
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert [record.round for record in read(tmp_path / "run")] == list(range(5))
+    assert [record.round for record in read_records(tmp_path / "run")] == list(range(5))
     again = SqliteStore(tmp_path / "run")
     again.append(Rewound(round=5, cause="x"))
     assert len(again.records()) == 6
@@ -194,7 +194,7 @@ def test_a_torn_database_is_told_by_its_path(tmp_path, damage, caplog):
         }[damage]
     )
     with pytest.raises(CorruptFile, match=JOURNAL):
-        read(folder)
+        read_records(folder)
 
     opened = SqliteStore(folder)
     found = opened.records()
@@ -243,11 +243,11 @@ def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_r
         store.append(record)
     shutil.rmtree(tmp_path / "run") if gone == "the folder" else (tmp_path / "run" / JOURNAL).unlink()
     store.append(written[-2])
-    assert read(tmp_path / "run") == written[:-1] == store.records()
+    assert read_records(tmp_path / "run") == written[:-1] == store.records()
     shutil.rmtree(tmp_path / "run")
     store.extend(written[-1:])
     store.close()
-    assert read(tmp_path / "run") == written
+    assert read_records(tmp_path / "run") == written
     assert not list((tmp_path / "run").glob("*.part"))
     assert log_messages(caplog, tmp_path / "run" / JOURNAL, len(written) - 1)
 
@@ -263,5 +263,5 @@ def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(t
     with pytest.raises(ConfigError, match=naming(tmp_path / "run" / JOURNAL)):
         store.append(written[1])
     other.append(written[2])
-    assert read(tmp_path / "run") == [written[0], written[2]]
+    assert read_records(tmp_path / "run") == [written[0], written[2]]
     other.close()

@@ -11,7 +11,7 @@ import torch
 from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import Rewound
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from shared.errors import Unwritable
 from shared.tensors.tree import State
 from tests.naming import naming
@@ -40,7 +40,7 @@ def test_a_record_that_does_not_fit_is_not_there(disk, store):
     assert store.records() == [record(1)]
     disk.make_room()
     store.append(record(2))
-    assert store.records() == read(store.folder) == [record(1), record(2)]
+    assert store.records() == read_records(store.folder) == [record(1), record(2)]
 
 
 def test_of_several_records_all_are_there_or_none(disk, store):
@@ -54,7 +54,7 @@ def test_of_several_records_all_are_there_or_none(disk, store):
     store.extend([record(2), record(3)])
     store.extend([])
     store.append(record(4))
-    assert store.records() == read(store.folder) == [record(number) for number in (1, 2, 3, 4)]
+    assert store.records() == read_records(store.folder) == [record(number) for number in (1, 2, 3, 4)]
 
 
 def test_a_state_that_does_not_fit_leaves_no_half_and_the_older_ones(disk, store):
@@ -83,7 +83,7 @@ def test_a_read_only_disk_can_be_read_and_not_written(disk):
     store.save(1, LARGE)
     store.close()
     disk.read_only(yes=True)
-    assert read(disk.path / "run") == [record(1)]
+    assert read_records(disk.path / "run") == [record(1)]
     with pytest.raises(Unwritable, match=naming(JOURNAL, os.strerror(errno.EROFS))):
         SqliteStore(disk.path / "run")
     with pytest.raises(Unwritable):

@@ -126,7 +126,7 @@ class LowerHalf:
     def features(self, count: int = 1, codec: Spec = LOSSLESS) -> list[memoryview]:
         """Return the payload of the first probes' features."""
         [found] = self.session.run(["features"], {"input": self.inputs[:count]})
-        return payload.pack(feature_codec.encode("features", found, codec))
+        return payload.pack(feature_codec.encode_features("features", found, codec))
 
     def error(self, outputs: bytes, count: int = 1) -> float:
         """Return how far outputs are from PyTorch's, as a share of the largest."""

@@ -40,7 +40,7 @@ from shared.errors import FieldFleetError
 from shared.protocol import wire
 from shared.protocol.inference.release import sha256_of
 from shared.protocol.messages import Report, Status
-from shared.protocol.packages import find_build, read_signed, verify
+from shared.protocol.packages import decode_signed_manifest, find_build, verify
 from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transfer.receiver import Policy
@@ -146,7 +146,7 @@ class UpgradingBoard:
     async def take(self, wanted: UpgradeTarget) -> None:
         record, folder = begin_upgrade(self.record(), wanted, self.version), self.folder / "state" / FOLDER
         try:
-            manifest = verify(read_signed((folder / f"{wanted.version}.json").read_bytes()), self.root)
+            manifest = verify(decode_signed_manifest((folder / f"{wanted.version}.json").read_bytes()), self.root)
             build = find_build(manifest, self.arch, "3.11")
             assert sha256_of((folder / f"{wanted.version}.deb").read_bytes()) == build.sha256
         except FieldFleetError as error:

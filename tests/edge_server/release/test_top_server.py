@@ -257,7 +257,7 @@ def test_a_server_goes_and_another_comes(real, brokers, folder, small):
 
 
 def features_of(shape: tuple[int, ...], value: float = 0.5) -> list[memoryview]:
-    return payload.pack(feature_codec.encode("features", np.full(shape, value, np.float32), LOSSLESS))
+    return payload.pack(feature_codec.encode_features("features", np.full(shape, value, np.float32), LOSSLESS))
 
 
 def dense(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> list[memoryview]:

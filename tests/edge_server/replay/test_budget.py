@@ -18,7 +18,7 @@ from edge_server.plan.simulated_devices import CyclesPower, GivenCompute, GivenP
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.feasibility import LowerBound, bound_round, bound_task, require_budgets
-from edge_server.replay.run import replay, replay_sites, run_replay
+from edge_server.replay.run import replay_plan, replay_sites, run_replay
 from edge_server.replay.trace import files
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export
@@ -106,17 +106,17 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
     device = '[[device]]\nname = "a"\ncount = 3\n' + "\n".join(f"{key} = {{ {text} }}" for key, text in keys.items())
     plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = 1.0")
     with pytest.raises(Infeasible, match=naming("budget.time_s", "1 s")) as caught:
-        replay(plan, tmp_path / "run")
+        replay_plan(plan, tmp_path / "run")
     told = least_seconds(caught.value)
     plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = {told}\njoules = 94.0")
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     seconds = math.fsum(closed.seconds for closed in closed_rounds(records))
     assert told < seconds < 1.1 * told
     costs = [cost for round_ in costs_by_round(records).values() for cost in round_.values()]
     joules = sum(cost.compute_joules + cost.upload_joules + cost.download_joules for cost in costs)
     assert 94.0 < joules < 1.1 * 94.0
     with pytest.raises(Infeasible, match=naming("budget.joules", "92 J")):
-        replay(make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\njoules = 92.0"), tmp_path / "other")
+        replay_plan(make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\njoules = 92.0"), tmp_path / "other")
 
 
 def test_each_site_must_keep_to_its_part_of_the_joules(tmp_path):
@@ -157,4 +157,4 @@ def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_i
     trace = files.read(told)
     short = replace_field(trace.header.plan, budget=BudgetPlan(time_s=1.0))
     own = Trace(replace_field(trace.header, plan=short), trace.tables)
-    replay(resolve_data(short, folder), tmp_path / "own", trace=own)
+    replay_plan(resolve_data(short, folder), tmp_path / "own", trace=own)

@@ -12,7 +12,7 @@ from edge_server.plan.data import resolve_data
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import server_training_s
 from edge_server.replay.devices.recorded_run import recorded_behaviours
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.schema import Round, Sample, TableRow
 from edge_server.replay.trace.trace import Trace
@@ -115,7 +115,7 @@ def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
     )
     slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
     plan = resolve_data(slow.header.plan, folder)
-    _, records = replay(plan, tmp_path / "slow", trace=slow)
+    _, records = replay_plan(plan, tmp_path / "slow", trace=slow)
     before = [one.seconds for one in closed_rounds(run.records)]
     after = [one.seconds for one in closed_rounds(records)]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([3.0, 5.0], abs=0.2)
@@ -128,14 +128,14 @@ def test_a_replay_takes_the_seconds_of_a_recorded_servers_training(tmp_path, mon
     monkeypatch.setitem(ALGORITHMS, "labelled-server", labelled_server)
     sections = {"algorithm": 'name = "labelled-server"', "server_data": 'source = "npz"\npath = "examples.npz"'}
     plan = make_plan(tmp_path, rounds=2, more=LINKS, **sections)
-    state, records = replay(plan, tmp_path / "quick")
+    state, records = replay_plan(plan, tmp_path / "quick")
     quick = trace_of(records)
     own_s = server_training_s(quick)
     slow = with_rows(with_rows(quick, "rounds", later({1: 3.0, 2: 3.0})), "tasks", arrived_later(3.0))
     assert server_training_s(slow) == pytest.approx(own_s + 3.0)
     one_late = with_rows(quick, "tasks", lambda row: arrived_later(9.0)(row) if row.device == "a" else row)
     assert server_training_s(one_late) < own_s + 3.0
-    again, after = replay(plan, tmp_path / "slow", trace=slow)
+    again, after = replay_plan(plan, tmp_path / "slow", trace=slow)
     pairs = zip(closed_rounds(records), closed_rounds(after), strict=True)
     assert [two.seconds - one.seconds for one, two in pairs] == pytest.approx([3.0, 3.0], abs=0.05)
     require_equal(again.tree, state.tree)
@@ -179,7 +179,7 @@ def test_a_replay_of_unequal_links_gives_every_download_its_seconds(played, tmp_
     plan = resolve_data(trace.header.plan, folder)
     errors = {}
     for name, one in (("told", told(trace, {"a": 2e6, "b": 20e6, "c": 10e6})), ("untold", trace)):
-        _, records = replay(plan, tmp_path / name, trace=one)
+        _, records = replay_plan(plan, tmp_path / name, trace=one)
         found = command.gap_between_runs(run, Run(tmp_path / name, records))
         errors[name] = found.spread("download_s").most
         assert found.model == "same"

@@ -13,7 +13,7 @@ from edge_server.allocation.explanation_text import explanation_lines
 from edge_server.journal.budget import Ledger
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened, RunClosed, closed_rounds
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.tables import total_joules
 from shared.protocol.measurements import JOULES
@@ -46,7 +46,7 @@ def played(
         "budget": f"joules = {joules}",
     }
     path = write_plan(folder, rounds=rounds, more=devices, **text | sections)
-    return replay(load(path, folder), folder / "run")[1]
+    return replay_plan(load(path, folder), folder / "run")[1]
 
 
 def explained(records: list[AnyRecord]) -> list[Explanation]:

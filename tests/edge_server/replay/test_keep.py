@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.allocation.explain import Explanation, explain
 from edge_server.journal.records import RoundOpened
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_examples, write_plan
 
@@ -38,7 +38,7 @@ def explained(
         "optimizer": optimizer,
     } | sections
     path = write_plan(folder, rounds=3, more=devices, **text)
-    _, records = replay(load(path, folder), folder / "run")
+    _, records = replay_plan(load(path, folder), folder / "run")
     return [explain(records, one.round) for one in records if isinstance(one, RoundOpened)]
 
 

@@ -9,7 +9,7 @@ from edge_server.journal.costs import costs_by_round
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import WirelessLink
 from edge_server.replay.devices.build import build_behaviour
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared.models.cost import cut_table
 from shared.protocol.messages import Spec
@@ -54,7 +54,7 @@ def seconds_of(folder, drop: float = 0.0) -> tuple[float, float, int, int]:
         hyper=f"batch_size = {BATCH}\nlearning_rate = 0.01",
         evaluation="every = 0",
     )
-    _, records = replay(load(path, folder), folder / f"run-{drop}")
+    _, records = replay_plan(load(path, folder), folder / f"run-{drop}")
     cost = costs_by_round(records)[1]["a"]
     model_s, model = cost.download_s + cost.upload_s, cost.bytes_up + cost.bytes_down
     return cost.exchange_s, model_s, cost.features_bytes + cost.gradient_bytes, model

@@ -12,8 +12,8 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, UpdateAccepted
-from edge_server.journal.sqlite import read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import read_records
+from edge_server.replay.run import replay_plan
 from shared.protocol.inputs import Inputs
 from tests.edge_server.textbook import make_plan
 from tests.naming import names_all
@@ -34,7 +34,7 @@ def changed(record: AnyRecord, name: str, folder: Path) -> AnyRecord:
 def runs(tmp_path_factory):
     """Return a folder of runs: `own` names no data, `told` neither but the shape, `gone` a file that is not there."""
     folder = tmp_path_factory.mktemp("own")
-    _, records = replay(make_plan(folder, 3), folder / "first" / "run")
+    _, records = replay_plan(make_plan(folder, 3), folder / "first" / "run")
     for name in ("own", "told", "gone"):
         store = SqliteStore(folder / "runs" / name)
         for record in records:
@@ -69,7 +69,7 @@ def test_synthetic_examples_give_the_recorded_bytes_and_times(call, runs, words)
     code, said = call(*words)
     assert code == 0, said
     folder = Path(said.splitlines()[-1].partition(" ")[2])
-    first, again = read(runs / "runs" / "own"), read(folder)
+    first, again = read_records(runs / "runs" / "own"), read_records(folder)
     for kind, figure in ((UpdateAccepted, "bytes_up"), (RoundClosed, "bytes_up")):
         told = [[getattr(one, figure) for one in records if isinstance(one, kind)] for records in (first, again)]
         assert told[0] == told[1]

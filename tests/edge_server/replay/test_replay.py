@@ -14,9 +14,9 @@ import pytest
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import ORDER
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import devices
-from edge_server.replay.run import memory_folder, replay, replay_name, run_replay
+from edge_server.replay.run import memory_folder, replay_name, replay_plan, run_replay
 from edge_server.replay.training_executor import TrainingExecutor
 from shared.errors import ConfigError
 from shared.runtime.state_formats import FILE as FORMATS_FILE
@@ -29,7 +29,7 @@ from tests.naming import naming
 def test_two_replays_of_a_plan_write_the_same_bytes(tmp_path):
     """Over links so slow that offers are repeated, rounds end by quorum and updates come late."""
     plan = make_plan(tmp_path, more=SLOW, round="deadline_s = 60.0\nquorum = 0.6", evaluation="on_device = true")
-    ends = [replay(plan, tmp_path / place / "run") for place in ("one", "two")]
+    ends = [replay_plan(plan, tmp_path / place / "run") for place in ("one", "two")]
     require_equal(ends[0][0].tree, ends[1][0].tree)
     one, two = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "two"))
     assert one == two
@@ -45,7 +45,7 @@ def test_the_record_is_the_same_for_any_number_of_processes(tmp_path, workers):
     hasty = {"round": "deadline_s = 20.0\nquorum = 0.6", "evaluation": "on_device = true", "data": data}
     plan = make_plan(tmp_path, more=SLOW, **hasty)
     for place, several in (("one", 1), ("several", workers)):
-        replay(plan, tmp_path / place / "run", workers=several)
+        replay_plan(plan, tmp_path / place / "run", workers=several)
     one, several = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "several"))
     assert one == several
 
@@ -59,7 +59,7 @@ def test_the_servers_tests_move_nothing(tmp_path):
     ends = {}
     for every in (1, 0):
         plan = make_plan(tmp_path, **sections, evaluation=f"every = {every}")
-        ends[every], records = replay(plan, tmp_path / f"{every}" / "run")
+        ends[every], records = replay_plan(plan, tmp_path / f"{every}" / "run")
         assert sum(closed.accuracy is not None for closed in closed_rounds(records)) == (ROUNDS if every else 0)
         kept = checkpoints.load(tmp_path / f"{every}" / "run" / "checkpoints", ROUNDS)
         require_equal(ends[every].tree, kept.tree)
@@ -87,7 +87,7 @@ def test_agents_live_while_they_have_work(tmp_path):
             stored.append(len([path for path in (folder / "updates").iterdir() if path.name[0] != "."]))
             alive.append(sum(task.get_name().startswith("device-") for task in asyncio.all_tasks()))
 
-    _, records = replay(plan, tmp_path / "run", 40, tell=tell)
+    _, records = replay_plan(plan, tmp_path / "run", 40, tell=tell)
     assert len({name for closed in closed_rounds(records) for name in closed.arrived}) > 9
     assert 3 <= max(alive) <= 6  # those of the last round may still tell what it cost
     assert max(folders) <= 6
@@ -98,7 +98,7 @@ def test_agents_live_while_they_have_work(tmp_path):
 def test_a_replay_is_the_textbook_bit_for_bit(tmp_path):
     """Whatever the links are, as long as every update counts."""
     plan = make_plan(tmp_path, more=SLOW, round="deadline_s = 900.0")
-    state, records = replay(plan, tmp_path / "run")
+    state, records = replay_plan(plan, tmp_path / "run")
     require_equal(state.tree, textbook(plan))
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
 
@@ -113,7 +113,7 @@ def test_seconds_follow_from_the_plan(tmp_path):
     """3.3 kB come at 2 kB/s and go at 1 kB/s, training takes 5 s, and six messages in turn wait 0.5 s each."""
     one = '[[device]]\nname = "a"\ncompute_s = 5.0\nup_mbit_s = 0.008\ndown_mbit_s = 0.016\ndelay_s = 0.5'
     plan = make_plan(tmp_path, rounds=1, more=one, cohort="min_devices = 1", evaluation="every = 0")
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     [closed] = closed_rounds(records)
     seconds = closed.bytes_down["a"] / 2e3 + 5.0 + closed.bytes_up["a"] / 1e3 + 6 * 0.5
     assert closed.bytes_down["a"] == pytest.approx(3300, rel=0.05)
@@ -127,7 +127,7 @@ def test_the_command_replays_into_one_folder(tmp_path):
     [(folder, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     [(again, _)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
-    assert read(folder) == records
+    assert read_records(folder) == records
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, ORDER, replay_name(plan)}
     assert replay_name(make_plan(tmp_path, rounds=2)) != replay_name(plan)
     assert replay_name(plan, count=2) != replay_name(plan)
@@ -152,7 +152,7 @@ def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkey
     monkeypatch.setattr(TrainingExecutor, "execute", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
-    assert read(folder) == records
+    assert read_records(folder) == records
     assert set((tmp_path / "runs").iterdir()) == {*(tmp_path / "runs" / one for one in (FORMATS_FILE, ORDER)), folder}
 
 
@@ -170,7 +170,7 @@ def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
     """A study of how a method scales needs no new plan."""
     data = write_examples(tmp_path, 200)
     plan = make_plan(tmp_path, rounds=1, cohort="min_devices = 5", data=data, partition='kind = "even"')
-    _, records = replay(plan, tmp_path / "run", 5)
+    _, records = replay_plan(plan, tmp_path / "run", 5)
     assert closed_rounds(records)[0].arrived == ("a", "b", "c", "device-3", "device-4")
 
 
@@ -187,7 +187,7 @@ def test_a_replay_waits_for_no_disk_and_asks_no_sensor(tmp_path, monkeypatch):
             opened.append(str(arguments[0]))
 
     sys.addaudithook(hear)
-    replay(plan, tmp_path / "run")
+    replay_plan(plan, tmp_path / "run")
     listening.clear()
     assert [path for path in synced if not path.startswith(f"{memory_folder(plan, plan.device)}/")] == []
     assert [path for path in opened if path.startswith("/sys/") and not path.startswith("/sys/fs/cgroup")] == []

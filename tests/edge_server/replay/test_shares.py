@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.allocation.explain import explain
 from edge_server.journal.records import AnyRecord, RoundOpened, closed_rounds
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_examples, write_plan
 
@@ -40,7 +40,7 @@ def played(folder: Path, optimizer: str, rounds: int = 3, devices: str = DEVICES
         "optimizer": optimizer,
     }
     path = write_plan(folder, rounds=rounds, more=devices, **text)
-    return replay(load(path, folder), folder / "run")[1]
+    return replay_plan(load(path, folder), folder / "run")[1]
 
 
 def options(**more: str) -> str:
@@ -83,5 +83,5 @@ def test_a_replay_without_the_table_is_as_before(tmp_path):
     """Each device has its whole link, and nothing is decided."""
     own = {"data": write_examples(tmp_path, 90), "model": 'name = "mlp"\noptions = { features = 8, classes = 3 }'}
     path = write_plan(tmp_path, rounds=1, more=DEVICES, partition='kind = "even"', **own)
-    _, records = replay(load(path, tmp_path), tmp_path / "run")
+    _, records = replay_plan(load(path, tmp_path), tmp_path / "run")
     assert [record.decision for record in records if isinstance(record, RoundOpened)] == [None]

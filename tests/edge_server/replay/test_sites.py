@@ -14,7 +14,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.replay.run import replay, replay_sites, run_replay
+from edge_server.replay.run import replay_plan, replay_sites, run_replay
 from edge_server.replay.trace import files
 from edge_server.sites.graph import graph_edges
 from edge_server.sites.matrix import mixing_rows, zeta
@@ -153,7 +153,7 @@ def test_two_replays_of_sites_write_the_same_bytes(tmp_path):
 def test_one_site_alone_is_the_plan_without_sites(tmp_path):
     """The same model bit for bit, the same rounds."""
     alone = make_plan(tmp_path, more=DEVICES)
-    state, records = replay(alone, tmp_path / "alone")
+    state, records = replay_plan(alone, tmp_path / "alone")
     found = played(make_plan(tmp_path, more=f'[sites]\nclusters = {{ lab = ["*"] }}\n{DEVICES}'), tmp_path)
     require_equal(found["lab"][0].tree, state.tree)
     seconds = [[one.seconds for one in closed_rounds(those)] for those in (records, found["lab"][1])]

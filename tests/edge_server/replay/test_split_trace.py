@@ -17,8 +17,8 @@ from edge_server.replay.devices.behaviour import Work, batches
 from edge_server.replay.devices.recorded_device import load_devices
 from edge_server.replay.devices.recorded_link import link_rates
 from edge_server.replay.devices.recorded_run import recorded_behaviours
-from edge_server.replay.devices.recorded_work import count_weights
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.devices.recorded_work import count_trainable_parameters
+from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.trace import Trace
 from shared.protocol.measurements import Provenance
@@ -64,7 +64,7 @@ def test_a_replayed_split_run_is_the_run_again(trial, tmp_path):
 def test_a_session_s_work_is_what_lies_below_the_cut(trial):
     """Were it the whole network's, no recorded task would be this very work, and seconds would be scaled."""
     _, _, trace = trial
-    assert count_weights(trace) == BELOW
+    assert count_trainable_parameters(trace) == BELOW
     work = Work(steps=STEPS, examples=32, weights=BELOW, flops=1, run="r", round=1, train=True)
     [device] = recorded_behaviours(trace, ["b"])
     effort = device.compute(work, 0.0)
@@ -92,7 +92,7 @@ def test_an_exchange_draws_the_watts_that_it_drew(trial, tmp_path):
             task, exchange_joules=3.0 * task.exchange_s, provenance={**task.provenance, **meter}
         ),
     )
-    _, records = replay(resolve_data(powered.header.plan, folder), tmp_path / "run", trace=powered)
+    _, records = replay_plan(resolve_data(powered.header.plan, folder), tmp_path / "run", trace=powered)
     for cost in costs_by_round(records)[1].values():
         assert cost.exchange_joules == pytest.approx(3.0 * cost.exchange_s)
         assert cost.provenance["exchange_joules"].source == "trace: ina3221"
@@ -146,6 +146,6 @@ def test_what_a_step_takes_the_server_is_what_nobody_s_link_explains(trial, tmp_
     assert before_s < 0.1, "nobody serves in a replay of a plan"
     busy = busier(trace, 0.5 * STEPS)
     assert recorded_gateway.split_step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
-    _, records = replay(resolve_data(busy.header.plan, folder), tmp_path / "run", trace=busy)
+    _, records = replay_plan(resolve_data(busy.header.plan, folder), tmp_path / "run", trace=busy)
     for before, after in zip(closed_rounds(run.records), closed_rounds(records), strict=True):
         assert after.seconds == pytest.approx(before.seconds + 0.5 * STEPS, rel=0.05)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.journal.records import closed_rounds
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from tests.edge_server.replay import textbook_fleet, textbook_replay
 from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 from tests.edge_server.replay.textbook_replay import Device
@@ -47,7 +47,7 @@ CLOSE = 1e-6
 
 def require_textbook(plan, folder: Path, fleet: list[Device]) -> None:
     """Replay a plan and compare every figure of every task with the textbook's."""
-    _, records = replay(plan, folder)
+    _, records = replay_plan(plan, folder)
     assert furthest(records, expected(plan, folder.name, fleet)) < CLOSE
 
 
@@ -84,7 +84,7 @@ def test_a_replay_is_the_textbook_when_some_miss_every_deadline(tmp_path):
     slow = f'[[device]]\nname = "slow"\ncount = 2\ncompute = {{ kind = "given", seconds = 500.0 }}\n{GIVEN}\n{BY_WATTS}'
     keys = {"cohort": "min_devices = 5", "round": "deadline_s = 60.0"}
     plan = plan_of(tmp_path, f"{LINKS['given']}\n{slow}", count=3, size=0, **keys)
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     assert [(len(one.arrived), one.seconds) for one in closed_rounds(records)] == [(3, 60.0)] * plan.rounds
     assert furthest(records, expected(plan, "run", fleet_of(plan))) < CLOSE
 

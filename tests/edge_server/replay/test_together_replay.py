@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from edge_server.journal.records import Noted, UpdateAccepted, closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.replay import ReplayPlan
 from edge_server.replay import stacked_training
-from edge_server.replay.run import plan_for_exact_bits, replay, replay_name, run_replay
+from edge_server.replay.run import plan_for_exact_bits, replay_name, replay_plan, run_replay
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import make_plan, require_equal
 from tests.naming import names_all
@@ -40,7 +40,8 @@ def test_a_cohort_trained_at_once_ends_at_the_same_model(tmp_path, algorithm):
     """Within rounding, and not bit for bit, so that it was at once; what takes virtual time is the same to the bit."""
     plan = planned(tmp_path, algorithm=algorithm)
     (fast, records), (exact, others) = (
-        replay(one, tmp_path / place / "run") for one, place in ((plan, "fast"), (plan_for_exact_bits(plan), "exact"))
+        replay_plan(one, tmp_path / place / "run")
+        for one, place in ((plan, "fast"), (plan_for_exact_bits(plan), "exact"))
     )
     for key, leaf in exact.tree.items():
         assert float((fast.tree[key] - leaf).abs().max()) <= WITHIN * float(leaf.abs().max()), key
@@ -60,7 +61,7 @@ def test_it_writes_the_same_bytes_for_any_number_of_processes(tmp_path, workers)
     """What is trained together follows from virtual time alone, late and superseded tasks included."""
     plan = planned(tmp_path)
     for place, several in (("one", 1), ("several", workers)):
-        replay(plan, tmp_path / place / "run", workers=several)
+        replay_plan(plan, tmp_path / place / "run", workers=several)
     one, several = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "several"))
     assert one == several
 
@@ -69,7 +70,7 @@ def test_the_record_says_that_it_is_not_bit_for_bit(tmp_path):
     """And an exact one does not."""
     plan = planned(tmp_path)
     fast, exact = (
-        {one.what for one in replay(each, tmp_path / place / "run")[1] if isinstance(one, Noted)}
+        {one.what for one in replay_plan(each, tmp_path / place / "run")[1] if isinstance(one, Noted)}
         for each, place in ((plan, "fast"), (plan_for_exact_bits(plan), "exact"))
     )
     [note] = fast - exact
@@ -83,8 +84,8 @@ def test_what_cannot_be_done_together_is_done_alone(tmp_path):
     plan = planned(tmp_path, model=wide, rounds=1, cohort="size = 2\nmin_devices = 8")
     assert stacked_training.divide_cohort(plan, 8, (8,)) == 1
     first, second = (
-        replay(plan, tmp_path / "a" / "run")[0],
-        replay(plan_for_exact_bits(plan), tmp_path / "b" / "run")[0],
+        replay_plan(plan, tmp_path / "a" / "run")[0],
+        replay_plan(plan_for_exact_bits(plan), tmp_path / "b" / "run")[0],
     )
     require_equal(first.tree, second.tree)
 
@@ -98,4 +99,4 @@ def test_exactness_can_be_asked_for_on_the_command_line(tmp_path, monkeypatch):
     assert (exact.name, fast.name) == (replay_name(plan_for_exact_bits(plan)), replay_name(plan))
     assert exact != fast
     assert msgspec.structs.replace(plan, replay=ReplayPlan()) == plan_for_exact_bits(plan)
-    assert closed_rounds(read(exact))
+    assert closed_rounds(read_records(exact))

@@ -26,7 +26,7 @@ from shared.data.cache import DataCache
 from shared.models.build import build_initial
 from shared.protocol import payload, wire
 from shared.protocol.measurements import Cost, Provenance, TaskCost
-from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, mix
+from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, derive_seed
 from shared.registry import build
 from shared.tensors.tree import Tree
 from tests.edge_server.harness import write_examples
@@ -183,7 +183,7 @@ class Words:
 
     def task(self, one: Device, number: int) -> int:
         """Return the bytes that tell a device what to do."""
-        plan, told = self.plan, Assignment(seed=mix(self.plan.seed, number, one.name), hyper=self.plan.hyper)
+        plan, told = self.plan, Assignment(seed=derive_seed(self.plan.seed, number, one.name), hyper=self.plan.hyper)
         spec = {"algorithm": plan.algorithm, "model": plan.model, "codec": plan.codec, "assignment": told}
         limits = {"shared": plan.cohort.size != 1, "measure_s": 0.0, "deadline_s": plan.round.deadline_s}
         params = Transfer(digest=DIGEST, size=self.down, frame_bytes=LARGEST)

@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.journal.decision import TermBegan
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
-from edge_server.journal.runs import find_all
+from edge_server.journal.runs import find_site_runs
 from edge_server.replay.run import replay_sites
 from edge_server.report.page import render_page
 from edge_server.report.sites.digest import SitesDigest
@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records_of(runs: Path) -> dict[str, list[AnyRecord]]:
-    return {site: run.records for site, run in zip(SITES, find_all(runs, "tiny"), strict=True)}
+    return {site: run.records for site, run in zip(SITES, find_site_runs(runs, "tiny"), strict=True)}
 
 
 def together(records: dict[str, list[AnyRecord]]) -> list[SitesDigest]:
@@ -119,16 +119,16 @@ def test_without_all_journals_what_needs_them_is_not_told(runs):
 def test_runs_of_sites_are_found_by_what_their_names_begin_with(runs, tmp_path, capsys):
     """Or by their folder; a folder of other runs beside them is refused; one site's whole name is that site."""
     for name in ("tiny", "ti", str(runs), "last"):
-        assert [run.folder.name for run in find_all(runs, name)] == [f"tiny-{site}" for site in SITES]
-    assert [run.folder.name for run in find_all(runs, "tiny-barn")] == ["tiny-barn"]
+        assert [run.folder.name for run in find_site_runs(runs, name)] == [f"tiny-{site}" for site in SITES]
+    assert [run.folder.name for run in find_site_runs(runs, "tiny-barn")] == ["tiny-barn"]
     with pytest.raises(NoSuchRun):
-        find_all(runs, "huge")
+        find_site_runs(runs, "huge")
     (tmp_path / "mixed").mkdir()
     for name in ("tiny-roof", "tiny-barn"):
         (tmp_path / "mixed" / name).symlink_to(runs / name)
     (tmp_path / "mixed" / "other").symlink_to(runs / "tiny-yard")
     with pytest.raises(ConfigError, match=naming(tmp_path / "mixed", 3)):
-        find_all(tmp_path, "mixed")
+        find_site_runs(tmp_path, "mixed")
     assert called("report", "tiny", "--data-dir", runs, "--format", "json") == 0
     [told] = json.loads(capsys.readouterr().out)["sites"]
     assert names_all(told["name"], "tiny")

@@ -15,7 +15,7 @@ from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run, sum_joules
 from edge_server.report.targets import costs_to_targets
-from edge_server.trial.tables import rounds_table, slowest, total_joules
+from edge_server.trial.tables import format_longest_times, rounds_table, total_joules
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.report.journals import begin, closed, cost, parsed, rows, section, small, update
@@ -137,7 +137,7 @@ def test_show_has_a_column_for_the_cut_beside_the_model():
 
 
 def test_joules_of_an_exchange_are_asked_for_where_there_was_one():
-    assert slowest({"a": exchanged()}, split=True) == "2.00/1.00/0.50"
+    assert format_longest_times({"a": exchanged()}, split=True) == "2.00/1.00/0.50"
     assert total_joules({"a": exchanged()}) == f"{4 * 3.7:.3g}"
     assert (
         total_joules({"a": replace(exchanged(), exchange_joules=None)}) == f"\N{GREATER-THAN OR EQUAL TO}{4 * 2.7:.3g}"

@@ -9,7 +9,7 @@ import torch
 
 from edge_server.cli.commands import explain_shortfall
 from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunClosed, closed_rounds
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.check_plan import load
 from shared.algorithms.fedavg import require_finite_loss
@@ -145,7 +145,7 @@ def test_a_rate_that_makes_training_diverge_is_named_with_device_step_and_remedy
     hyper = "batch_size = 4\nlearning_rate = 1e30"
     keys = {"rounds": 3, "model": model, "hyper": hyper, "data": write_examples(tmp_path)}
     plan = load(write_plan(tmp_path, more=fleet, **keys), tmp_path)
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome == "diverged"
     assert names_all(end.cause, "a", "b", Diverged.__name__, 2, "nan", "hyper.learning_rate")

@@ -12,7 +12,7 @@ from device_agent.trainer import device_state
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.replay.trace.export import trace_of
 from shared.models.build import DRAW, TORCHS, build_initial
 from shared.tensors.tree import Tree
@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, method, dra
     assert {one.get("model_draw", TORCHS) for one in told} == {draw if method != "fedavg" else TORCHS}
     trace = trace_of(records)
     assert trace.header.draw == draw
-    again, replayed = replay(plan, tmp_path / "again", trace=trace)
+    again, replayed = replay_plan(plan, tmp_path / "again", trace=trace)
     require_began(again.tree, plan, draw)
     assert [one.draw for one in replayed if isinstance(one, RunOpened)] == [draw]
 
@@ -68,7 +68,7 @@ def test_a_new_run_names_its_draw(tmp_path):
     state, records = Site(Network(), plan, tmp_path).play()
     assert [one.draw for one in records if isinstance(one, RunOpened)] == [DRAW]
     require_began(state.tree, plan, DRAW)
-    require_began(replay(plan, tmp_path / "replayed")[0].tree, plan, DRAW)
+    require_began(replay_plan(plan, tmp_path / "replayed")[0].tree, plan, DRAW)
 
 
 def test_a_record_of_before_is_read_as_torchs_draw(tmp_path):

@@ -24,8 +24,8 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.runs import checkpoint_path, find_unfinished, require_record
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.runs import checkpoint_path, find_unfinished, require_journal
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.resume import Resumption, resume
@@ -118,7 +118,7 @@ def go_on(place: Path) -> tuple[Resumption, list[AnyRecord]] | None:
     try:
         if not store.records():
             with pytest.raises(ConfigError, match=naming(store.folder, ROUNDS, JOURNAL)):
-                require_record(store.folder)
+                require_journal(store.folder)
             return None
         return resume(store, lambda: state(0)), store.records()
     finally:
@@ -200,7 +200,7 @@ def test_a_run_of_which_only_the_last_good_state_is_left_is_not_begun_anew(tmp_p
     for path in (tmp_path / RUN / "checkpoints").glob("round-*"):
         path.unlink()
     with pytest.raises(ConfigError, match=naming(tmp_path / RUN)):
-        require_record(tmp_path / RUN)
+        require_journal(tmp_path / RUN)
 
 
 def test_a_state_of_another_run_or_from_before_the_run_went_back_is_not_taken(tmp_path, plan):
@@ -232,7 +232,7 @@ def test_a_copy_of_the_file_is_the_run(tmp_path, plan):
         copy = tmp_path / f"copy-{number}"
         copy.mkdir()
         shutil.copy(tmp_path / RUN / JOURNAL, copy)
-        assert len(closed_rounds(read(copy))) == number
+        assert len(closed_rounds(read_records(copy))) == number
     store.close()
 
 
@@ -277,7 +277,7 @@ def test_a_run_whose_folder_is_deleted_under_it_goes_on_and_its_record_is_whole(
             return await here.serve(Stopping(tmp_path / RUN, delete))
 
     state, records = here.network.run(play())
-    assert records == read(tmp_path / RUN)
+    assert records == read_records(tmp_path / RUN)
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in (1, 2, 3, 4)]
     lost = {device for device in deleted if device}
     assert closed_rounds(records)[1].failed.keys() == lost

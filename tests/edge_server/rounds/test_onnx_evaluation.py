@@ -13,7 +13,7 @@ from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol import evaluation_graph as graphs
@@ -76,7 +76,7 @@ def test_live_it_comes_to_what_trainers_find_and_the_graph_comes_once(network, b
         assert first[device].bytes_down - second[device].bytes_down >= size
         assert [path.stat().st_size for path in (tmp_path / device / "graphs").iterdir()] == [size]
     if network.runner is None:
-        replayed, again = replay(plan, tmp_path / "replay", workers=1)
+        replayed, again = replay_plan(plan, tmp_path / "replay", workers=1)
         require_equal(replayed.tree, state.tree)
         assert [one.by_device for one in evaluations(again)] == [one.by_device for one in evaluations(records)]
 

@@ -25,11 +25,11 @@ from edge_server.journal.records import (
     drop_void,
 )
 from edge_server.journal.runs import Run, summarise_run
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.plan import Plan
 from edge_server.replay.comparison.compare import compare_runs
-from edge_server.replay.run import replay as play_replay
+from edge_server.replay.run import replay_plan as play_replay
 from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
@@ -234,7 +234,7 @@ def test_a_run_waits_for_one_who_has_not_left_and_then_ends(tmp_path):
     async def play() -> tuple[End, float]:
         async with here.devices(*NAMES):
             serving = asyncio.create_task(here.serve())
-            await until(lambda: (tmp_path / RUN / JOURNAL).exists() and 1 in told(read(tmp_path / RUN)))
+            await until(lambda: (tmp_path / RUN / JOURNAL).exists() and 1 in told(read_records(tmp_path / RUN)))
             await here.stop("c")
             end = await serving
         return end, asyncio.get_running_loop().time()

@@ -19,9 +19,9 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import find_unfinished
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
-from edge_server.trial.tables import missed_lines, missed_tries
+from edge_server.trial.tables import count_retries, missed_lines
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, Puppet, Site, moved, site, update_for, virtual, write_examples, write_plan
 from tests.naming import log_messages, names_all
@@ -65,7 +65,7 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     assert log_messages(caplog, "updates=0", "seconds=0.000", "failed=2", "one, two", CAUSE)
     assert len(log_messages(caplog, "round 1", 3, level="WARNING")) == 1
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in range(1, 41)]
-    assert missed_tries(records) == {1: 4}  # after 1, 2, 4 and 8 s
+    assert count_retries(records) == {1: 4}  # after 1, 2, 4 and 8 s
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
     assert explain_shortfall(records) == ""
     [line] = missed_lines(records)
@@ -109,7 +109,7 @@ def test_a_server_that_ends_between_two_tries_goes_on_with_that_round(tmp_path, 
 
     records = virtual(whole())
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(1, "aggregated"), (2, "aggregated")]
-    assert missed_tries(records) == {1: 1}
+    assert count_retries(records) == {1: 1}
 
 
 def test_a_replay_repeats_a_round_three_times(tmp_path):
@@ -118,9 +118,9 @@ def test_a_replay_repeats_a_round_three_times(tmp_path):
     fleet = '[[device]]\nname = "a"\ncompute_s = 1.0\n[[device]]\nname = "b"\ncompute_s = 1000.0'
     model = 'name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }'
     plan = load(write_plan(tmp_path, more=fleet, model=model, data=write_examples(tmp_path), **keys), tmp_path)
-    _, records = replay(plan, tmp_path / "run")
+    _, records = replay_plan(plan, tmp_path / "run")
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "missed") for n in (1, 2, 3)]
-    assert missed_tries(records) == {1: 3, 2: 3, 3: 3}
+    assert count_retries(records) == {1: 3, 2: 3, 3: 3}
     assert names_all(explain_shortfall(records), "[round]")
 
 

@@ -22,7 +22,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import checkpoint_path
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
@@ -98,7 +98,9 @@ def test_a_cut_run_ends_as_if_nothing_had_happened(tmp_path, undisturbed, moment
     async def play() -> tuple[End, list[tuple[str, int]], set[tuple[str, int]]]:
         async with here.devices(*NAMES):
             await here.serve_until(MOMENTS[moment])
-            stored = {(one.device, one.round) for one in read(tmp_path / RUN) if isinstance(one, UpdateAccepted)}
+            stored = {
+                (one.device, one.round) for one in read_records(tmp_path / RUN) if isinstance(one, UpdateAccepted)
+            }
             if not devices_stay:
                 for name in NAMES:
                     await here.stop(name)
@@ -194,7 +196,9 @@ def test_a_stored_update_that_rotted_while_the_server_was_away_is_asked_for_agai
     async def play() -> tuple[str, End]:
         async with here.devices(*NAMES):
             await here.serve_until(MOMENTS["an update is stored"])
-            record = [one for one in read(tmp_path / RUN) if isinstance(one, UpdateAccepted) and one.round == 2][-1]
+            record = [
+                one for one in read_records(tmp_path / RUN) if isinstance(one, UpdateAccepted) and one.round == 2
+            ][-1]
             path = tmp_path / RUN / "updates" / record.device
             rotten = bytearray(path.read_bytes())
             rotten[-100] ^= 1

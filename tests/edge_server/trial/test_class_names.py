@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
 from tests.naming import names_all
@@ -94,5 +94,5 @@ def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(port, tmp_pat
     (again := tmp_path / "again").mkdir()
     code, said = run_server(again, port, data=planned, cohort="min_devices = 2")
     assert code == 0, said
-    [closed] = closed_rounds(read(folder_of(again / "runs")))
+    [closed] = closed_rounds(read_records(folder_of(again / "runs")))
     assert closed.arrived == ("a", "b")

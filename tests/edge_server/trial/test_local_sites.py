@@ -15,7 +15,7 @@ from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
 from edge_server.journal.runs import Run
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.replay.comparison.compare_sites import compare_sites
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
@@ -84,7 +84,7 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
         load(plan, tmp_path, several_sites=True), {site: tmp_path / f"replay-{site}" for site in folders}
     )
     for site, folder in folders.items():
-        records, (state, others) = read(folder), replayed[site]
+        records, (state, others) = read_records(folder), replayed[site]
         require_equal(final(folder, ROUNDS), state.tree)
         assert [(one.loss, one.accuracy) for one in closed_rounds(records)] == [
             (one.loss, one.accuracy) for one in closed_rounds(others)
@@ -97,16 +97,16 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
             passed = [*gossiped.bytes_up.values(), *gossiped.bytes_down.values()]
             assert len(passed) == 2
             assert all(size < count < 1.02 * size for count in passed)
-    require_mixed([read(folder) for folder in folders.values()])
-    require_modelled(read(folders["north"]))
-    live = {site: Run(folder, read(folder)) for site, folder in folders.items()}
+    require_mixed([read_records(folder) for folder in folders.values()])
+    require_modelled(read_records(folders["north"]))
+    live = {site: Run(folder, read_records(folder)) for site, folder in folders.items()}
     again = {site: Run(tmp_path / f"replay-{site}", replayed[site][1]) for site in folders}
     gaps = {site: gap_between_runs(live[site], again[site]) for site in folders}
     before, after = ({site: run.records for site, run in runs.items()} for runs in (live, again))
     gap = compare_sites(before, after, gaps)
     assert gap.model == "same"
     assert (gap.spread("loss").most, gap.spread("mean_accuracy").most) == (0.0, 0.0)
-    accuracy = closed_rounds(read(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
+    accuracy = closed_rounds(read_records(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
     *_, told, following = done.out.splitlines()
     assert names_all(told, f"north {accuracy:.4f}", f"south {accuracy:.4f}", f"mean {accuracy:.4f}", 1.1)
     assert "edge-server report tiny-" in following

@@ -15,7 +15,7 @@ from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.local import write_plan as write_for_server
-from edge_server.trial.measured_budget import BaselineCost, baseline_of, describe, measure_baseline
+from edge_server.trial.measured_budget import BaselineCost, format_budget, make_baseline_plan, read_baseline_cost
 from shared.errors import ConfigError, TaskFailed
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Update
@@ -53,23 +53,23 @@ def records(
 def test_the_baseline_takes_everything_and_has_no_budget(tmp_path):
     """Its estimates, by which nothing is decided, cost nothing; options of the optimizer stay."""
     plan = planned(tmp_path)
-    base = baseline_of(plan)
+    base = make_baseline_plan(plan)
     assert base.optimizer
     assert base.optimizer.options == {"rho_min": 0.1, "baseline": "cef"}
     assert base.algorithm.options == {"local_steps": 3, "gradients": 0}
     assert (base.budget, base.name, base.rounds) == (BudgetPlan(), "tiny-cef", plan.rounds)
     with pytest.raises(ConfigError, match=naming("optimizer", "hcef")):
-        baseline_of(msgspec.structs.replace(plan, optimizer=None))
+        make_baseline_plan(msgspec.structs.replace(plan, optimizer=None))
 
 
 def test_the_slowest_sites_seconds_and_all_sites_joules(tmp_path):
     plan = planned(tmp_path)
     runs = [records(plan, "a", 20.0, 6.0), records(plan, "b", 30.0, 3.0)]
-    assert measure_baseline(runs) == (30.0, pytest.approx(9.0))
-    assert measure_baseline([runs[0], records(plan, "b", 30.0, None)]) == (30.0, None)
-    assert names_all(describe(0.6, BaselineCost(30.0, None)), "30.0 s", 0.6)
+    assert read_baseline_cost(runs) == (30.0, pytest.approx(9.0))
+    assert read_baseline_cost([runs[0], records(plan, "b", 30.0, None)]) == (30.0, None)
+    assert names_all(format_budget(0.6, BaselineCost(30.0, None)), "30.0 s", 0.6)
     with pytest.raises(TaskFailed):
-        measure_baseline([runs[0], records(plan, "b", 30.0, 3.0, "stopped")])
+        read_baseline_cost([runs[0], records(plan, "b", 30.0, 3.0, "stopped")])
 
 
 def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(tmp_path, monkeypatch, capsys):

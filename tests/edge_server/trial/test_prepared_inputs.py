@@ -14,7 +14,7 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import find_run
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.release.run_model import read_model
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
@@ -88,7 +88,7 @@ def test_the_others_train_and_the_release_says_what_they_trained_on(port, tmp_pa
     assert code == 0, said
     assert any(names_all(line, "WARNING", "c", "mean", "std") for line in said.splitlines())
     assert any(names_all(line, "WARNING", "data.limit", "data.holdout", "[partition]") for line in said.splitlines())
-    [closed] = closed_rounds(read(folder_of(tmp_path / "runs")))
+    [closed] = closed_rounds(read_records(folder_of(tmp_path / "runs")))
     assert closed.arrived == ("a", "b")
     told = read_model(find_run(tmp_path / "runs", "last")).preprocessing
     assert (told.byte_scale, told.dtype, told.layout, told.features) == (1.0, "float32", "NF", ("v", "w"))

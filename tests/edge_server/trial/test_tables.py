@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_server.journal.records import UpdateAccepted
-from edge_server.trial.tables import trained_on_lines
+from edge_server.trial.tables import gpu_lines
 from shared.protocol.messages import Update
 
 
@@ -16,7 +16,7 @@ def test_it_is_said_which_devices_trained_on_a_gpu_the_last_time():
     """Nothing is said of a fleet of CPUs, nor of a board whose GPU was taken away since."""
     orin, nano = "cuda (Orin)", "cuda (NVIDIA Tegra X1)"
     records = [accepted(1, "a", orin), accepted(1, "b"), accepted(1, "c", orin), accepted(1, "d", nano)]
-    assert trained_on_lines(records) == [f"trained on {nano}: d", f"trained on {orin}: a, c"]
+    assert gpu_lines(records) == [f"trained on {nano}: d", f"trained on {orin}: a, c"]
     later = [*records, accepted(2, "a"), accepted(2, "d", orin)]
-    assert trained_on_lines(later) == [f"trained on {orin}: c, d"]
-    assert trained_on_lines([accepted(1, "b")]) == []
+    assert gpu_lines(later) == [f"trained on {orin}: c, d"]
+    assert gpu_lines([accepted(1, "b")]) == []

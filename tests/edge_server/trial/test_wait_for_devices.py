@@ -25,8 +25,8 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.sqlite import read
-from edge_server.replay.run import replay
+from edge_server.journal.sqlite import read_records
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from edge_server.trial import wait_for_devices
 from tests.edge_server.harness import write_plan
@@ -97,7 +97,7 @@ def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_ru
     assert names_all(said, 2, "a, b")
     assert "round 2/2" in said
     folder = folder_of(tmp_path / "runs")
-    state, _ = replay(load(tmp_path / "plan.toml", tmp_path), tmp_path / "replayed", 2)
+    state, _ = replay_plan(load(tmp_path / "plan.toml", tmp_path), tmp_path / "replayed", 2)
     require_equal(final(folder, 2), state.tree)
     runs = ("--data-dir", tmp_path / "runs")
     exported = ("trace", "export", folder.name, *runs, "--out", tmp_path / "trace", "--data-root", tmp_path)
@@ -113,7 +113,7 @@ def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so
     code, _, said = typed(*words(fleet, tmp_path))
     assert code == 0
     assert names_all(said, "b", "tiny")
-    records = read(folder_of(tmp_path / "runs"))
+    records = read_records(folder_of(tmp_path / "runs"))
     assert [set(one.assignments) for one in records if isinstance(one, RoundOpened)] == [{"a"}]
     assert {one.device for one in records if isinstance(one, Joined)} == {"a"}
     [note] = [one.what for one in records if isinstance(one, Noted)]
@@ -156,13 +156,13 @@ def test_a_server_waits_for_its_devices_before_the_first_round(fleet, tmp_path):
         with forked("run", "--config", path, log=log) as server:
             until(lambda: len(waits(log)) > 1, "warnings")
             assert server.poll() is None
-            assert not read(folder_of(tmp_path / "runs"))
+            assert not read_records(folder_of(tmp_path / "runs"))
             fleet.agent("b")
             assert server.wait(PATIENCE_S) == 0
     finally:
         if fleet.processes["b"].poll() is not None:
             fleet.agent("b")
-    rounds = closed_rounds(read(folder_of(tmp_path / "runs")))
+    rounds = closed_rounds(read_records(folder_of(tmp_path / "runs")))
     assert [(one.outcome, one.arrived) for one in rounds] == [("aggregated", ("a", "b"))] * 2
     said = log.read_text()
     first, *_, last = waits(log)
@@ -266,7 +266,7 @@ def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, typed, keys, named):
     assert said.count("edge-server: ") == 1
     assert "Traceback" not in said, said
     assert "ExceptionGroup" not in said
-    journals = [read(one) for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
+    journals = [read_records(one) for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
     assert not any(isinstance(record, RoundOpened) for records in journals for record in records)
 
 
@@ -277,8 +277,8 @@ def test_a_run_without_one_round_that_counts_is_no_success(fleet, tmp_path, type
     assert code == 1
     assert names_all(out, "[round]")
     folder = folder_of(tmp_path / "runs")
-    assert isinstance(read(folder)[-1], RunClosed)
-    assert read(folder)[-1].outcome == "finished"
+    assert isinstance(read_records(folder)[-1], RunClosed)
+    assert read_records(folder)[-1].outcome == "finished"
     places = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--workers", 1, "--format", "json")
     code, out, _ = typed("replay", tmp_path / "plan.toml", *places)
     assert code == 1
@@ -293,7 +293,7 @@ def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(fleet, tm
 
     def records() -> list:
         folders = [one for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
-        return read(folders[0]) if folders else []
+        return read_records(folders[0]) if folders else []
 
     def reached(number: int) -> bool:
         return any(isinstance(one, UpdateAccepted) and one.round >= number for one in records())
@@ -329,7 +329,7 @@ def test_a_killed_trial_has_not_forgotten_its_budget(fleet, tmp_path):
         process.wait()
     with forked(*command, log=log) as process:
         assert process.wait(PATIENCE_S) == 1
-    records = read(folder_of(tmp_path / "runs"))
+    records = read_records(folder_of(tmp_path / "runs"))
     seconds = [one.seconds for one in records if isinstance(one, RoundClosed)]
     assert sum(seconds[:-1]) < 4.0 <= sum(seconds)
     [end] = [one for one in records if isinstance(one, RunClosed)]

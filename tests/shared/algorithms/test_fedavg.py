@@ -15,7 +15,7 @@ from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.data.examples import batches
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, mix
+from shared.protocol.messages import Assignment, Hyper, derive_seed
 from shared.tensors.tree import Mean, State
 
 
@@ -39,7 +39,7 @@ def textbook(layers: nn.Module, fleet, hyper: Hyper, rounds: int) -> dict[str, t
         total = {key: torch.zeros_like(leaf) for key, leaf in server.items()}
         for device in sorted(fleet):
             layers.load_state_dict(server)
-            train(layers, fleet[device], hyper, mix(11, number, device))
+            train(layers, fleet[device], hyper, derive_seed(11, number, device))
             for key, leaf in layers.state_dict().items():
                 total[key].add_(leaf - server[key], alpha=len(fleet[device]))
         examples = sum(map(len, fleet.values()))
@@ -58,7 +58,7 @@ def test_one_device_is_plain_sgd(play, fleet, model, hyper):
     """A fleet of one has nothing to average: a round of one epoch is that epoch (w + (w_1 - w) = w_1 to rounding)."""
     hyper = msgspec.structs.replace(hyper, local_epochs=1)
     layers = model().layers
-    train(layers, fleet["c"], hyper, mix(11, 1, "c"))
+    train(layers, fleet["c"], hyper, derive_seed(11, 1, "c"))
     got = play(fedavg(), {"c": fleet["c"]}, 1, hyper).tree
     torch.testing.assert_close(got, dict(layers.state_dict()), rtol=1e-6, atol=1e-7)
 
@@ -146,8 +146,8 @@ def test_the_server_state_is_not_the_models_storage(model):
 
 def test_seeds_are_the_same_for_ever():
     """Recorded numbers: a change here would change every run that is resumed or replayed.."""
-    assert mix(1, 2, "pi-4") == 7328466746170683813
-    numbers = {mix(seed, number, device) for seed in range(5) for number in range(5) for device in "abc"}
+    assert derive_seed(1, 2, "pi-4") == 7328466746170683813
+    numbers = {derive_seed(seed, number, device) for seed in range(5) for number in range(5) for device in "abc"}
     assert len(numbers) == 75
     assert all(0 <= number < 1 << 63 for number in numbers)
 
@@ -157,8 +157,8 @@ def test_assign_alike_tells_each_device_its_own(hyper):
     cohort = Cohort(("a", "b"), hyper, seed=11)
     told = fedavg().assign(State(), cohort, {"b": {"rho": 0.5}, "gone": {"rho": 1.0}}, 4)
     assert told == {
-        "a": Assignment(seed=mix(11, 4, "a"), hyper=hyper),
-        "b": Assignment(seed=mix(11, 4, "b"), hyper=hyper, values={"rho": 0.5}),
+        "a": Assignment(seed=derive_seed(11, 4, "a"), hyper=hyper),
+        "b": Assignment(seed=derive_seed(11, 4, "b"), hyper=hyper, values={"rho": 0.5}),
     }
 
 

@@ -8,7 +8,7 @@ from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models import evaluate
 from shared.models.build import build_initial
-from shared.models.evaluate import build_skeleton, require_fit, score
+from shared.models.evaluate import build_skeleton, require_matching_examples, score
 from shared.protocol.messages import Spec
 from tests.naming import naming
 
@@ -19,20 +19,22 @@ def test_labels_beyond_the_outputs_are_refused():
     """The remedy names the option and its value."""
     examples = Examples(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
     with pytest.raises(ConfigError, match=naming("`classes`", 3)):
-        require_fit(build_skeleton(SPEC), build_initial(SPEC, 0).tree(), examples)
+        require_matching_examples(build_skeleton(SPEC), build_initial(SPEC, 0).tree(), examples)
 
 
 def test_examples_of_another_shape_are_refused():
     """Before round 1, not after it."""
     with pytest.raises(ConfigError, match=naming((5,))):
-        require_fit(build_skeleton(SPEC), build_initial(SPEC, 0).tree(), Examples(torch.zeros(1, 5), torch.tensor([0])))
+        require_matching_examples(
+            build_skeleton(SPEC), build_initial(SPEC, 0).tree(), Examples(torch.zeros(1, 5), torch.tensor([0]))
+        )
 
 
 def test_a_score_is_that_of_the_parameters_handed_in():
     """By hand: zero weights answer class 0 with probability one half."""
     tree = {key: torch.zeros_like(leaf) for key, leaf in build_initial(SPEC, 0).tree().items()}
     examples = Examples(torch.ones(4, 4), torch.tensor([0, 0, 0, 1]))
-    require_fit(build_skeleton(SPEC), tree, examples)
+    require_matching_examples(build_skeleton(SPEC), tree, examples)
     found = score(build_skeleton(SPEC), tree, examples)
     assert found.accuracy == 0.75
     assert found.loss == pytest.approx(0.693147, abs=1e-5)
@@ -65,7 +67,7 @@ def test_a_network_is_evaluated_in_evaluation_mode_and_nothing_moves(train, monk
     alone = normed().eval()
     alone.load_state_dict(tree)
     logits = alone(examples.inputs)
-    require_fit(network, tree, examples)
+    require_matching_examples(network, tree, examples)
     found = score(network, tree, examples)
     assert found.accuracy == (logits.argmax(1) == examples.labels).double().mean().item()
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, examples.labels).item(), rel=1e-5)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared import registry
 from shared.errors import ConfigError
@@ -96,7 +96,7 @@ def test_buffers_of_whole_numbers_are_trained_with(tmp_path, algorithm):
     sections = {"model": 'name = "ownfaults:good"', "algorithm": f'name = "{algorithm}"', "rounds": 2}
     more = '[partition]\nkind = "even"\n[[device]]\nname = "a"\ncount = 2'
     plan = load(write_plan(tmp_path, data=write_examples(tmp_path, 60), more=more, **sections), tmp_path)
-    state, _ = replay(plan, tmp_path / "run")
+    state, _ = replay_plan(plan, tmp_path / "run")
     if "0.ids" in state.tree:
         assert torch.equal(state.tree["0.ids"], torch.arange(8))
         assert torch.equal(state.tree["0.mask"], torch.ones(8))

@@ -22,12 +22,12 @@ from shared.protocol.packages import (
     PackageManifest,
     SignedManifest,
     canonical_bytes,
+    decode_manifest,
+    decode_signed_manifest,
+    encode_signed_manifest,
     find_build,
-    read_manifest,
-    read_signed,
     sign,
     verify,
-    write_signed,
 )
 from tests.naming import naming
 
@@ -76,7 +76,7 @@ def signed(pair):
 
 
 def test_what_was_signed_is_believed_and_comes_back_as_it_was(roof, signed):
-    again = read_signed(write_signed(signed))
+    again = decode_signed_manifest(encode_signed_manifest(signed))
     assert again == signed
     assert verify(again, roof.root) == replace(MANIFEST, builds=(PC, PI))
 
@@ -84,7 +84,7 @@ def test_what_was_signed_is_believed_and_comes_back_as_it_was(roof, signed):
 def test_one_manifest_is_always_the_same_bytes():
     swapped = replace(MANIFEST, builds=(PC, PI), formats={"journal": 1, "releases": 2})
     assert canonical_bytes(swapped) == canonical_bytes(MANIFEST)
-    assert read_manifest(canonical_bytes(MANIFEST)) == replace(MANIFEST, builds=(PC, PI))
+    assert decode_manifest(canonical_bytes(MANIFEST)) == replace(MANIFEST, builds=(PC, PI))
 
 
 def test_no_byte_of_it_may_be_another(roof, signed):
@@ -106,7 +106,7 @@ def test_no_byte_of_it_may_be_another(roof, signed):
 def test_damaged_files_are_refused_and_nothing_else(roof, signed):
     """Ten thousand files in which bytes were changed, cut and doubled: read as signed, or refused by our errors."""
     chance = random.Random(22)
-    whole = write_signed(signed)
+    whole = encode_signed_manifest(signed)
     for _ in range(10_000):
         data = bytearray(whole)
         for _ in range(chance.randint(1, 4)):
@@ -114,7 +114,7 @@ def test_damaged_files_are_refused_and_nothing_else(roof, signed):
             cut = data[place : place + chance.randint(0, 40)]
             data[place : place + chance.choice((0, 1, 20))] = chance.choice((b"", cut, chance.randbytes(2)))
         try:
-            found = verify(read_signed(bytes(data)), roof.root)
+            found = verify(decode_signed_manifest(bytes(data)), roof.root)
         except FieldFleetError:
             continue
         assert canonical_bytes(found) == signed.manifest
@@ -190,7 +190,7 @@ def test_a_newer_form_says_so_and_what_to_do(pair, roof):
 
 def test_what_a_newer_gateway_adds_is_passed_over():
     data = canonical_bytes(MANIFEST)[:-1] + b',"news":[1]}'
-    assert read_manifest(data) == replace(MANIFEST, builds=(PC, PI))
+    assert decode_manifest(data) == replace(MANIFEST, builds=(PC, PI))
 
 
 BAD_FIELDS = [
@@ -216,7 +216,7 @@ def test_what_cannot_be_a_version_is_none(change):
     with pytest.raises(ValueError, match=r"[a-z]"):
         PackageManifest(**{**known, **change})
     with pytest.raises(WireError) as refused:
-        read_manifest(msgspec.json.encode({**known, **change}))
+        decode_manifest(msgspec.json.encode({**known, **change}))
     assert refused.value.reason == "malformed"
 
 
@@ -239,16 +239,16 @@ def test_what_cannot_be_a_package_is_none(change):
     known = {name: getattr(PI, name) for name in PI.__struct_fields__}
     body = {**msgspec.json.decode(canonical_bytes(MANIFEST)), "builds": [{**known, **change}]}
     with pytest.raises(WireError):
-        read_manifest(msgspec.json.encode(body))
+        decode_manifest(msgspec.json.encode(body))
 
 
 def test_bytes_without_bounds_are_not_read():
     with pytest.raises(WireError):
-        read_signed(b" " * (MOST_SIGNED + 1))
+        decode_signed_manifest(b" " * (MOST_SIGNED + 1))
     with pytest.raises(WireError):
-        read_manifest(b" " * (MOST_SIGNED + 1))
+        decode_manifest(b" " * (MOST_SIGNED + 1))
     with pytest.raises(WireError):
-        read_signed(b"[" * 100_000)
+        decode_signed_manifest(b"[" * 100_000)
 
 
 def test_each_board_finds_its_package_or_hears_what_there_is():

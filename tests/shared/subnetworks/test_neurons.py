@@ -13,7 +13,7 @@ from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
 from shared.subnetworks.frozen_network import freeze
-from shared.subnetworks.narrow import build_narrow
+from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import (
     Chain,
     all_neurons,
@@ -174,7 +174,7 @@ def test_a_layer_without_parameters_may_stand_in_several_places():
     )
     tree, inputs = dict(layers.state_dict()), torch.rand(2, 1, 8, 8)
     active = all_neurons(read_chain(layers).hidden)
-    smaller = build_narrow(layers, active)
+    smaller = build_narrow_network(layers, active)
     smaller.load_state_dict(tree)
     wanted = layers(inputs)
     torch.testing.assert_close(smaller(inputs), wanted, rtol=0, atol=1e-6)

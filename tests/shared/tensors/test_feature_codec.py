@@ -29,7 +29,7 @@ def some(count: int = 4, scale: float = 1.0) -> np.ndarray:
 
 def sent(features: np.ndarray, spec: Spec) -> Payload:
     """Return what arrives."""
-    return unpack(Scattered(pack(feature_codec.encode("features", features, spec))).join())
+    return unpack(Scattered(pack(feature_codec.encode_features("features", features, spec))).join())
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -39,7 +39,7 @@ def test_what_is_written_is_read_by_torch_and_here_alike(spec, scale):
     features = some(scale=scale)
     payload = sent(features, spec)
     by_torch = CODECS[spec.name]().decode(payload).tree["features"].numpy()
-    found = feature_codec.decode(payload, EXPECTED, MOST)
+    found = feature_codec.decode_features(payload, EXPECTED, MOST)
     assert found.dtype == np.float32
     assert np.array_equal(found, by_torch)
     largest = np.abs(features).max()
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_by_torch_and_here_alike(spec, scale):
 def test_the_bytes_are_those_of_the_codec(name, scale):
     features = some(scale=scale)
     theirs, _ = CODECS[name]().encode({"features": torch.from_numpy(features)}, None)
-    ours = feature_codec.encode("features", features, Spec(name=name))
+    ours = feature_codec.encode_features("features", features, Spec(name=name))
     assert b"".join(pack(ours)) == b"".join(pack(theirs))
 
 
@@ -61,7 +61,7 @@ def test_the_bytes_are_those_of_the_codec(name, scale):
 def test_what_torch_quantizes_is_read(bits):
     payload, _ = CODECS["quantize"](bits=bits).encode({"features": torch.from_numpy(some())}, None)
     expected = CODECS["quantize"]().decode(payload).tree["features"].numpy()
-    assert np.array_equal(feature_codec.decode(payload, EXPECTED, MOST), expected)
+    assert np.array_equal(feature_codec.decode_features(payload, EXPECTED, MOST), expected)
 
 
 @pytest.mark.parametrize("value", [0.0, 2.5, -2.5])
@@ -69,7 +69,7 @@ def test_features_that_are_all_alike(value):
     """One magnitude: a range of no width."""
     features = np.full((1, 3, 5), value, np.float32)
     for spec in SPECS:
-        assert np.array_equal(feature_codec.decode(sent(features, spec), EXPECTED, MOST), features)
+        assert np.array_equal(feature_codec.decode_features(sent(features, spec), EXPECTED, MOST), features)
 
 
 def blob(dtype: str, shape: tuple[int, ...], data: bytes = b"") -> Blob:
@@ -115,20 +115,20 @@ NAN = np.full((2, 3, 5), np.nan, np.float32).tobytes()
 )
 def test_what_a_stranger_may_send_is_refused(codec, blobs, reason):
     with pytest.raises(WireError) as refused:
-        feature_codec.decode(Payload(codec=codec, blobs=blobs), EXPECTED, MOST)
+        feature_codec.decode_features(Payload(codec=codec, blobs=blobs), EXPECTED, MOST)
     assert refused.value.reason == reason
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_damaged_payload_gives_finite_features_or_a_refusal(spec):
     """A digest finds damage on the way; a device that sends nonsense under a right digest gets no further than here."""
-    whole, drawn = b"".join(pack(feature_codec.encode("features", some(), spec))), random.Random(3)
+    whole, drawn = b"".join(pack(feature_codec.encode_features("features", some(), spec))), random.Random(3)
     for _ in range(300):
         damaged = bytearray(whole)
         for _ in range(drawn.randint(1, 3)):
             damaged[drawn.randrange(len(damaged))] = drawn.randrange(256)
         try:
-            found = feature_codec.decode(unpack(memoryview(damaged)), EXPECTED, MOST)
+            found = feature_codec.decode_features(unpack(memoryview(damaged)), EXPECTED, MOST)
         except WireError:
             continue
         assert found.shape[1:] == (3, 5)

@@ -19,16 +19,16 @@ import pytest
 from shared.errors import Unreachable
 from shared.transport import mqtt
 from shared.transport.base import Broker
-from shared.transport.mqtt import FIRST_S, LAST_S, UNIQUE_NAME, MqttTransport, longest_wait
+from shared.transport.mqtt import FIRST_S, LAST_S, UNIQUE_NAME, MqttTransport, next_backoff_limit
 from tests.machine import configured
 from tests.naming import names_all
 
 
 def test_waits_grow_to_a_cap_and_begin_anew():
     """Doubling from half a second to half a minute; after a connection that lasted, half a second again."""
-    bounds = list(accumulate(range(9), lambda before, _: longest_wait(before, anew=False), initial=0.0))[1:]
+    bounds = list(accumulate(range(9), lambda before, _: next_backoff_limit(before, anew=False), initial=0.0))[1:]
     assert bounds == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert longest_wait(LAST_S, anew=True) == FIRST_S
+    assert next_backoff_limit(LAST_S, anew=True) == FIRST_S
 
 
 FLEET = 100

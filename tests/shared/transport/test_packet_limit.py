@@ -182,9 +182,12 @@ def test_a_silent_link_refuses_nothing(real):
         carried = PayloadWatch()
         carried.sent(1, 256 * KIB)
         for _ in range(3):
-            assert not device.learn_from_end(SimpleNamespace(carried=carried), SILENT)
+            assert not device.reduce_payload_limit(SimpleNamespace(carried=carried), SILENT)
         assert device.max_payload_bytes == MOST_BYTES
-        assert [device.learn_from_end(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [False, True]
+        assert [device.reduce_payload_limit(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [
+            False,
+            True,
+        ]
 
     real(use())
 

@@ -20,7 +20,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.refusals import WANTS_TLS
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import EXPIRED, HUNG_UP, NO_TLS, NOT_YET_VALID, Tls, build_context
+from shared.transport.tls import EXPIRED, HUNG_UP, NO_TLS, NOT_YET_VALID, TlsSettings, build_context
 from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 from tests.naming import names_all, naming
@@ -184,36 +184,36 @@ def test_whatever_happens_in_a_handshake_it_ends_and_says_so(here, answer, told)
     assert told in asyncio.run(story())
 
 
-def _spoil_key(folder: Path, other: Tls) -> None:
+def _spoil_key(folder: Path, other: TlsSettings) -> None:
     shutil.copy(other.key, folder / "own.key")
 
 
-def _open_key(folder: Path, _other: Tls) -> None:
+def _open_key(folder: Path, _other: TlsSettings) -> None:
     (folder / "own.key").chmod(0o644)
 
 
-def _encrypt_key(folder: Path, _other: Tls) -> None:
+def _encrypt_key(folder: Path, _other: TlsSettings) -> None:
     Authority(folder / "else").issue("own", file="own", password="secret")  # noqa: S106
     shutil.copy(folder / "else/own.key", folder / "own.key")
 
 
-def _remove_key(folder: Path, _other: Tls) -> None:
+def _remove_key(folder: Path, _other: TlsSettings) -> None:
     (folder / "own.key").unlink()
 
 
-def _remove_authority(folder: Path, _other: Tls) -> None:
+def _remove_authority(folder: Path, _other: TlsSettings) -> None:
     (folder / "ca.crt").unlink()
 
 
-def _damage_authority(folder: Path, _other: Tls) -> None:
+def _damage_authority(folder: Path, _other: TlsSettings) -> None:
     (folder / "ca.crt").write_text("no certificate")
 
 
-def _damage_certificate(folder: Path, _other: Tls) -> None:
+def _damage_certificate(folder: Path, _other: TlsSettings) -> None:
     (folder / "own.crt").write_text("no certificate")
 
 
-def _make_folder(folder: Path, _other: Tls) -> None:
+def _make_folder(folder: Path, _other: TlsSettings) -> None:
     (folder / "own.crt").unlink()
     (folder / "own.crt").mkdir()
 
@@ -243,7 +243,7 @@ def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, 
     """Of another site at first: refused, and told of once; then the right one lies there, and later it is renewed."""
     for name in ("crt", "key"):
         shutil.copy(other.folder / f"pi-03.{name}", tmp_path / f"own.{name}")
-    ours = Tls(ca=str(here.folder / "ca.crt"), cert=str(tmp_path / "own.crt"), key=str(tmp_path / "own.key"))
+    ours = TlsSettings(ca=str(here.folder / "ca.crt"), cert=str(tmp_path / "own.crt"), key=str(tmp_path / "own.key"))
 
     async def story() -> None:
         device = MqttTransport(Broker(host="localhost", port=ports["broker"], tls=ours), "lab.pi-03", steady_s=0.0)
@@ -266,14 +266,14 @@ def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, 
 
 
 def test_paths_start_at_the_folder_of_their_file(tmp_path) -> None:
-    tls = Tls(ca="ca.crt", cert="own/pi.crt", key="/run/keys/pi.key")
+    tls = TlsSettings(ca="ca.crt", cert="own/pi.crt", key="/run/keys/pi.key")
     placed = resolve_broker_paths(Broker(user="pi", password_file="own/word", tls=tls), tmp_path)  # noqa: S106 - a path
     assert placed.password_file == f"{tmp_path}/own/word"
-    assert placed.tls == Tls(ca=f"{tmp_path}/ca.crt", cert=f"{tmp_path}/own/pi.crt", key="/run/keys/pi.key")
+    assert placed.tls == TlsSettings(ca=f"{tmp_path}/ca.crt", cert=f"{tmp_path}/own/pi.crt", key="/run/keys/pi.key")
     assert resolve_broker_paths(Broker(), tmp_path) == Broker()
 
 
 @pytest.mark.parametrize("half", ["cert", "key"])
 def test_half_a_pair_is_refused(half) -> None:
     with pytest.raises(ValueError, match=naming("cert", "key")):
-        Tls(**{half: "own.pem"})
+        TlsSettings(**{half: "own.pem"})

@@ -67,7 +67,7 @@ from shared.algorithms.semisupervised.settings import add_prefix, select, takes_
 from shared.data.augment import PICTURES
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Scalar, mix
+from shared.protocol.messages import Assignment, Hyper, Scalar, derive_seed
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree, check_like
 
@@ -103,7 +103,7 @@ def train(
     """
     facts = {name: fact for name, fact in state.facts.items() if not name.startswith(HELPER)}
     if settings.helpers and number % settings.helper_period == 0:
-        probe = make_probe(labelled[0], mix(cohort.seed, 0, "probe"))
+        probe = make_probe(labelled[0], derive_seed(cohort.seed, 0, "probe"))
         facts |= choose_helpers(settings, model, state, probe, cohort.devices)
     sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(select(state.tree, SIGMA).items())}
     others = {name: leaf.clone() for name, leaf in untrained_leaves(state).items()}

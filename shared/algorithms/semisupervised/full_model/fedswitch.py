@@ -35,7 +35,7 @@ from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_ter
 from shared.algorithms.semisupervised.semisfl import check_update, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
 from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, select, takes_options
-from shared.algorithms.semisupervised.teacher import follow, inertia
+from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors import tree
@@ -64,7 +64,7 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
 
     def teach() -> None:
         nonlocal teacher, followed
-        teacher = follow(teacher, student.all, inertia(followed, settings.inertia))
+        teacher = update_teacher(teacher, student.all, ema_decay(followed, settings.inertia))
         followed += 1
 
     descent = Descent([*student.weights.items()], hyper, settings.nesterov)

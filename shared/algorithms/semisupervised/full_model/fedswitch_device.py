@@ -26,7 +26,7 @@ from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.losses import PseudoLabels, consistency
 from shared.algorithms.semisupervised.settings import TEACHER, SteppedSettings, require_divergence, select
 from shared.algorithms.semisupervised.switch import divergence_from_uniform, use_teacher
-from shared.algorithms.semisupervised.teacher import follow
+from shared.algorithms.semisupervised.teacher import update_teacher
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -119,7 +119,7 @@ class Adaptation:
 
     def adapt(self) -> None:
         """Move the teacher towards the student, if there is a teacher."""
-        self.teacher = follow(self.teacher, self.student.all, self.settings.inertia)
+        self.teacher = update_teacher(self.teacher, self.student.all, self.settings.inertia)
 
 
 def local(

@@ -21,7 +21,7 @@ from shared.algorithms.semisupervised.settings import LabelledSettings
 from shared.data.views.pair import Strength, make_views
 from shared.errors import TaskFailed
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, mix
+from shared.protocol.messages import Assignment, Hyper, derive_seed
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree
 
@@ -160,7 +160,10 @@ def unlabelled_views(
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Yield each batch of a device's examples, and views of it; labels are not read."""
     for step, (inputs, _) in enumerate(batches, 1):
-        yield inputs, make_views(inputs, strengths, mix(assignment.seed, step, "views"), mirrors=settings.mirrors)
+        yield (
+            inputs,
+            make_views(inputs, strengths, derive_seed(assignment.seed, step, "views"), mirrors=settings.mirrors),
+        )
 
 
 def assign(

@@ -38,14 +38,14 @@ from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, 
 from shared.algorithms.semisupervised.full_model.labelled_steps import supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Leaves, assign
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
-from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import absorb_terms, collect_terms, number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
 from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, select, takes_options
 from shared.models.base import Model
 from shared.models.running_statistics import measure_statistics
-from shared.protocol.messages import Assignment, mix
+from shared.protocol.messages import Assignment, derive_seed
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
 
@@ -99,10 +99,10 @@ def labelled_epochs(
     Args:
         first: Whether this is the first training, which includes the warm-up epochs.
     """
-    seed, count = mix(cohort.seed, number, "supervised"), len(labelled[1])
+    seed, count = derive_seed(cohort.seed, number, "supervised"), len(labelled[1])
     generator, size = torch.Generator().manual_seed(seed), settings.server_batch_of(cohort.hyper, count)
     epochs = settings.server_epochs + (settings.warmup_epochs if first else 0)
-    orders = (index for _ in range(epochs) for index in split_epoch(count, size, generator))
+    orders = (index for _ in range(epochs) for index in draw_epoch_batches(count, size, generator))
     for (view,), labels in view_batches(settings, labelled, enumerate(orders, 1), ("weak",), seed):
         yield view, labels
 

@@ -17,12 +17,12 @@ from torch.nn import functional
 from shared.algorithms.base import Batches, Outcome, Result
 from shared.algorithms.fedavg import REMEDY
 from shared.algorithms.semisupervised.full_model.network_steps import Objective, StepSummary, require_examples
-from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.data.views.pair import make_views
 from shared.errors import Diverged
 from shared.models.base import Model
 from shared.protocol.measurements import SKIPPED
-from shared.protocol.messages import Assignment, mix
+from shared.protocol.messages import Assignment, derive_seed
 from shared.tensors import tree
 from shared.tensors.tree import State, Tree
 
@@ -33,7 +33,7 @@ FIX, MIX = "fix_loss", "mix_loss"
 
 
 @dataclass(frozen=True)
-class Labelled:
+class PseudoLabels:
     """Pseudo-labels of a device's examples.
 
     Attributes:
@@ -72,7 +72,7 @@ class MixedBatch:
         return Objective(loss, len(self.labels), {FIX: fixed.item(), MIX: loss.item() - fixed.item()})
 
 
-def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
+def mix_inputs(weak: Tensor, other: Tensor, share: float) -> Tensor:
     """Return the convex combination of two batches of the same shape.
 
     Args:
@@ -82,7 +82,7 @@ def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
     return share * weak + (1 - share) * other
 
 
-def mix_views(
+def make_mixed_batch(
     settings: SemiflSettings, inputs: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], seed: int
 ) -> MixedBatch:
     """Return the views of a step and their mixture, deterministic in the seed.
@@ -92,14 +92,14 @@ def mix_views(
         labels: Labels of both, each of shape (B,).
         seed: Seed of views and share.
     """
-    weak, strong = make_views(inputs[0], ("weak", "strong"), mix(seed, 0, "views"), mirrors=settings.mirrors)
-    (other,) = make_views(inputs[1], ("weak",), mix(seed, 1, "views"), mirrors=settings.mirrors)
+    weak, strong = make_views(inputs[0], ("weak", "strong"), derive_seed(seed, 0, "views"), mirrors=settings.mirrors)
+    (other,) = make_views(inputs[1], ("weak",), derive_seed(seed, 1, "views"), mirrors=settings.mirrors)
     share = random.Random(seed).betavariate(settings.mixing, settings.mixing)  # noqa: S311 - no secret
-    return MixedBatch(strong, blend(weak, other, share), labels[0], labels[1], share)
+    return MixedBatch(strong, mix_inputs(weak, other, share), labels[0], labels[1], share)
 
 
 @torch.no_grad()
-def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: float) -> Labelled:
+def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: float) -> PseudoLabels:
     """Return a network's pseudo-labels for all of a device's examples, in evaluation mode with the received statistics.
 
     Args:
@@ -118,11 +118,11 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
         share, label = outputs.softmax(1).max(1)
         likeliest.append(share)
         labels.append(label)
-    return Labelled(torch.cat(labels), (torch.cat(likeliest) >= threshold).nonzero().flatten())
+    return PseudoLabels(torch.cat(labels), (torch.cat(likeliest) >= threshold).nonzero().flatten())
 
 
-def mixed_batches(
-    settings: SemiflSettings, batches: Batches, pseudo: Labelled, assignment: Assignment
+def iterate_mixed_batches(
+    settings: SemiflSettings, batches: Batches, pseudo: PseudoLabels, assignment: Assignment
 ) -> Iterator[MixedBatch]:
     """Yield the batches of a device's epochs: the fix set, with equally many draws from all.
 
@@ -132,20 +132,23 @@ def mixed_batches(
     fix_set = pseudo.kept
     if len(fix_set) == 1:  # BatchNorm has no variance of a single example; two views of it differ
         fix_set = fix_set.repeat(2)
-    generator = torch.Generator().manual_seed(mix(assignment.seed, 0, "orders"))
+    generator = torch.Generator().manual_seed(derive_seed(assignment.seed, 0, "orders"))
     step = 0
     for _ in range(assignment.hyper.local_epochs):
-        for order in split_epoch(len(fix_set), assignment.hyper.batch_size, generator):
+        for order in draw_epoch_batches(len(fix_set), assignment.hyper.batch_size, generator):
             step += 1
             places = fix_set[order]
             drawn = torch.randint(batches.num_examples, (len(places),), generator=generator)
             inputs = batches.inputs_at(places), batches.inputs_at(drawn)
-            yield mix_views(
-                settings, inputs, (pseudo.labels[places], pseudo.labels[drawn]), mix(assignment.seed, step, "mixed")
+            yield make_mixed_batch(
+                settings,
+                inputs,
+                (pseudo.labels[places], pseudo.labels[drawn]),
+                derive_seed(assignment.seed, step, "mixed"),
             )
 
 
-def train_on(
+def train_network(
     settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedBatch], assignment: Assignment
 ) -> StepSummary:
     """Train a network in place on mixed batches, one per step.
@@ -178,7 +181,7 @@ def local(
     metrics = {KEPT: float(len(pseudo.kept)), SKIPPED: float(not len(pseudo.kept))}
     if not len(pseudo.kept):
         return state, Result({}, 1.0, 0, metrics=metrics)
-    summary = train_on(settings, layers, mixed_batches(settings, batches, pseudo, assignment), assignment)
+    summary = train_network(settings, layers, iterate_mixed_batches(settings, batches, pseudo, assignment), assignment)
     metrics |= summary.terms
     return state, Result(_weight_changes(layers, start), 1.0, batches.num_examples, summary.loss, metrics=metrics)
 
@@ -201,8 +204,8 @@ def timed_step(
     def step_batches() -> Iterator[MixedBatch]:
         for step, (inputs, _) in enumerate(batches, start=1):
             labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
-            seed = mix(assignment.seed, step, "mixed")
-            yield mix_views(settings, (inputs, inputs.flip(0)), (labels, labels), seed)
+            seed = derive_seed(assignment.seed, step, "mixed")
+            yield make_mixed_batch(settings, (inputs, inputs.flip(0)), (labels, labels), seed)
 
-    train_on(settings, model.layers, step_batches(), assignment)
+    train_network(settings, model.layers, step_batches(), assignment)
     return state, Result(_weight_changes(model.layers, start), 1.0, batches.num_examples)

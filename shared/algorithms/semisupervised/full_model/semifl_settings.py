@@ -59,7 +59,7 @@ class SemiflSettings(LabelledSettings):
         return Descent([pair for pair in weights if pair[1].requires_grad], hyper, self.nesterov, self.clip)
 
 
-def split_epoch(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+def draw_epoch_batches(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
     """Split the positions 0 to count - 1, in random order, into the fewest batches of about equal size.
 
     The size of the fix set cannot be planned, and BatchNorm has no variance of a last batch of one example.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.measurement.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, restore
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, apply_steps, hold_settings, restore_settings
 from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from device_agent.profile.load import load_file
 from device_agent.profile.schema import Profile
@@ -43,7 +43,7 @@ def jetson(tmp_path: Path) -> Profile:
 def test_a_board_is_at_its_target_while_the_block_lasts_and_as_before_after_it(root, journal):
     """Every file again what it was, and the journal gone; within, both policies are at 900 MHz, which is below 1000."""
     before = content(root)
-    with hold_target(root, BOARD, CAP, journal) as now:
+    with hold_settings(root, BOARD, CAP, journal) as now:
         assert clocks(root, "policy0") == clocks(root, "policy4") == ("powersave", 600_000, 900_000)
         assert now.policies["policy4"].max_hertz == 900_000_000
         assert journal.exists()
@@ -53,20 +53,20 @@ def test_a_board_is_at_its_target_while_the_block_lasts_and_as_before_after_it(r
 
 def test_it_is_put_back_after_an_error_too(root, journal):
     before = content(root)
-    with pytest.raises(ZeroDivisionError), hold_target(root, BOARD, CAP, journal):
+    with pytest.raises(ZeroDivisionError), hold_settings(root, BOARD, CAP, journal):
         raise ZeroDivisionError
     assert content(root) == before
 
 
 def test_nothing_is_written_where_nothing_differs(root, journal):
     """Not even a journal."""
-    with hold_target(root, BOARD, Target(governor="ondemand"), journal):
+    with hold_settings(root, BOARD, Target(governor="ondemand"), journal):
         assert not journal.exists()
 
 
 def test_what_is_refused_changes_nothing(root, journal):
     before = content(root)
-    with pytest.raises(ConfigError, match="'turbo'"), hold_target(root, BOARD, Target(governor="turbo"), journal):
+    with pytest.raises(ConfigError, match="'turbo'"), hold_settings(root, BOARD, Target(governor="turbo"), journal):
         raise AssertionError
     assert content(root) == before
     assert not journal.exists()
@@ -79,7 +79,7 @@ def test_a_step_that_fails_takes_the_steps_before_it_back(root, journal):
     governor.symlink_to("/dev/zero")  # takes every value, and says none
     with (
         pytest.raises(ConfigError, match=naming(f"/{CPUFREQ_FOLDER}/policy4/scaling_governor", "powersave")),
-        hold_target(root, BOARD, CAP, journal),
+        hold_settings(root, BOARD, CAP, journal),
     ):
         raise AssertionError
     assert clocks(root, "policy0") == ("ondemand", 600_000, 1_500_000)
@@ -89,7 +89,7 @@ def test_a_journal_that_cannot_be_written_forbids_the_change(root, disk):
     """Without it nobody could put the board back after a kill."""
     before = content(root)
     disk.fill()
-    with pytest.raises(Unwritable), hold_target(root, BOARD, CAP, disk.path / JOURNAL_NAME):
+    with pytest.raises(Unwritable), hold_settings(root, BOARD, CAP, disk.path / JOURNAL_NAME):
         raise AssertionError
     assert content(root) == before
 
@@ -123,7 +123,7 @@ def test_who_may_not_write_is_told_how_to(journal):
                 ConfigError,
                 match=naming("Permission denied", "/etc/tmpfiles.d", "z /sys/devices/system/cpu/cpufreq/policy*"),
             ),
-            hold_target(root, BOARD, CAP, own / JOURNAL_NAME),
+            hold_settings(root, BOARD, CAP, own / JOURNAL_NAME),
         ):
             raise AssertionError
         assert not (own / JOURNAL_NAME).exists()
@@ -150,7 +150,7 @@ def test_a_power_mode_is_set_then_the_clocks_and_both_are_put_back(root, journal
     with_modes(with_clocks(root, most=900_000), 0)
     shutil.rmtree(root / CPUFREQ_FOLDER / "policy4")
     before, tool = content(root), Nvpmodel()
-    with hold_target(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool) as now:
+    with hold_settings(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool) as now:
         assert now.power_mode == "25W"
         assert clocks(root) == ("powersave", 600_000, 1_200_000)
     assert tool.asked == ["nvpmodel -m 1", "nvpmodel -m 0"]
@@ -162,7 +162,7 @@ def test_a_tool_that_does_nothing_is_noticed(root, journal, jetson):
     with_modes(root, 0)
     with (
         pytest.raises(ConfigError, match=naming("nvpmodel -m 1", "15W", "25W")),
-        hold_target(root, jetson, Target(power_mode="25W"), journal, Nvpmodel(works=False)),
+        hold_settings(root, jetson, Target(power_mode="25W"), journal, Nvpmodel(works=False)),
     ):
         raise AssertionError
     assert not journal.exists()
@@ -175,7 +175,7 @@ def test_a_tool_that_does_not_end_is_an_error_with_the_remedy(root, journal, jet
     with_modes(root, 0)
     with (
         pytest.raises(ConfigError, match=naming("30 s", "sudo nvpmodel -m 1")),
-        hold_target(root, jetson, Target(power_mode="25W"), journal, hangs),
+        hold_settings(root, jetson, Target(power_mode="25W"), journal, hangs),
     ):
         raise AssertionError
 
@@ -185,19 +185,19 @@ def test_what_cannot_be_put_back_is_said_and_tried_again_by_the_next(root, journ
     with_modes(root, 0)
     shutil.rmtree(root / CPUFREQ_FOLDER / "policy4")
     tool = Nvpmodel()
-    with hold_target(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool):
+    with hold_settings(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool):
         tool.works = False
     assert clocks(root) == ("ondemand", 600_000, 1_500_000)
     assert journal.exists()
     assert names_all(caplog.text, "nvpmodel -m 0", "25W")
     with (
         pytest.raises(ConfigError, match=naming(journal)),
-        hold_target(root, jetson, Target(governor="performance"), journal, tool),
+        hold_settings(root, jetson, Target(governor="performance"), journal, tool),
     ):
         raise AssertionError
     assert clocks(root)[0] == "ondemand"
     tool.works = True
-    assert restore(root, jetson, journal, tool)
+    assert restore_settings(root, jetson, journal, tool)
     assert "pmode:0000" in content(root)["var/lib/nvpmodel/status"]
     assert not journal.exists()
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_put_back_is_said_and_tried_again_by_the_next(root, journ
 def test_a_journal_that_rotted_is_kept_aside_and_said(root, journal, rot, caplog):
     """The board is set as wanted; nobody knows any more how it was before."""
     journal.write_bytes(rot)
-    with caplog.at_level(logging.WARNING), hold_target(root, BOARD, CAP, journal):
+    with caplog.at_level(logging.WARNING), hold_settings(root, BOARD, CAP, journal):
         assert clocks(root)[2] == 900_000
     assert names_all(caplog.text, f"{JOURNAL_NAME}.corrupt-1")
     assert journal.with_name(f"{JOURNAL_NAME}.corrupt-1").read_bytes() == rot
@@ -225,7 +225,7 @@ def test_a_journal_of_another_user_forbids_the_change_and_stays(tmp_path):
         with (
             as_nobody(),
             pytest.raises(ConfigError, match=naming(own / JOURNAL_NAME)),
-            hold_target(root, BOARD, CAP, own / JOURNAL_NAME),
+            hold_settings(root, BOARD, CAP, own / JOURNAL_NAME),
         ):
             raise AssertionError
         assert (own / JOURNAL_NAME).read_text() == "how it was"

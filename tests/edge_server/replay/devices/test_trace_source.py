@@ -16,7 +16,7 @@ from edge_server.plan.data import resolve_data
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.devices.recorded_run import recorded_behaviours
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.schema import Presence, Sample, TaskRow
@@ -246,7 +246,7 @@ def test_what_a_round_waited_for_besides_is_waited_for_again(trial, tmp_path):
         for one in trace.tasks
     ]
     plan = replace_field(resolve_data(trace.header.plan, folder), rounds=1)
-    _, found = replay(plan, tmp_path / "run", trace=Trace(trace.header, {**trace.tables, "tasks": tuple(tasks)}))
+    _, found = replay_plan(plan, tmp_path / "run", trace=Trace(trace.header, {**trace.tables, "tasks": tuple(tasks)}))
     [after], before = closed_rounds(found), closed_rounds(records)[0]
     assert after.seconds == pytest.approx(before.seconds + 3.0, rel=0.05)
     assert costs_by_round(found)[1]["a"].compute_s == costs_by_round(records)[1]["a"].compute_s
@@ -259,7 +259,7 @@ def test_who_left_in_the_trace_leaves_in_its_replay(trial, tmp_path):
     gone = Presence(at_s=4.0, device="c", event="left", cause="gone")
     back = Presence(at_s=8.0, device="c", event="joined", cause="reconnected")
     trace = Trace(trace.header, {**trace.tables, "availability": (*trace.presence, gone, back)})
-    _, records = replay(resolve_data(trace.header.plan, folder), tmp_path / "run", trace=trace)
+    _, records = replay_plan(resolve_data(trace.header.plan, folder), tmp_path / "run", trace=trace)
     assert [one.at for one in records if isinstance(one, Left)] == [4.0]
     assert [(one.device, one.at) for one in records if isinstance(one, Joined)][-1] == ("c", 8.0)
     opened = [one.at for one in records if isinstance(one, RoundOpened)]

@@ -11,7 +11,7 @@ import pytest
 from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.sections import Chosen
 from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.result import order_of, read_result
 from edge_server.replay.study.spec import load
 from tests.machine import shared
@@ -23,7 +23,7 @@ STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "fedsl.toml
 def grid() -> list[Cell]:
     """Return the study's cells, which nobody changes; paths of data are relative."""
     study, plan = load(STUDY)
-    return cells(study, plan, STUDY, STUDY.read_text(), Path())
+    return build_cells(study, plan, STUDY, STUDY.read_text(), Path())
 
 
 def test_every_cell_does_as_many_steps_and_is_evaluated_after_the_same_ones():

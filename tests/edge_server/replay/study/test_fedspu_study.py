@@ -11,7 +11,7 @@ import pytest
 from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.result import Result, order_of, read_result
 from edge_server.replay.study.spec import load
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
@@ -26,7 +26,7 @@ def grid(name: str) -> list[Cell]:
     """Return a study's cells, which nobody changes; paths of data are relative."""
     path = STUDIES / f"{name}.toml"
     study, plan = load(path)
-    return cells(study, plan, path, path.read_text(), Path())
+    return build_cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.replay.study.grid import cells, setting_of
+from edge_server.replay.study.grid import build_cells, describe_setting
 from edge_server.replay.study.spec import load as load_study
 from edge_server.replay.study.toml_lines import line_of
 from edge_server.rounds.check_plan import load
@@ -40,7 +40,7 @@ def test_the_example_is_a_study():
     """The one that is shown to people."""
     path = Path(__file__).parents[4] / "deploy" / "studies" / "demo.toml"
     study, base = load_study(path)
-    found = cells(study, base, path, path.read_text(), Path())
+    found = build_cells(study, base, path, path.read_text(), Path())
     assert [(cell.variant, cell.plan.seed) for cell in found] == [
         (variant, seed) for variant in ("fedavg", "fedprox") for seed in (1, 2, 3)
     ]
@@ -87,10 +87,10 @@ def test_a_plan_may_stand_in_the_study(tmp_path):
 def test_only_the_named_keys_are_seeds(tmp_path):
     """Cells that differ in nothing else are of one setting."""
     grid = '[grid]\nseed = [1, 2]\n"partition.seed" = [3, 4]\n'
-    settings = {setting_of(cell) for cell in grid_of(tmp_path, HEAD + grid)[1]}
+    settings = {describe_setting(cell) for cell in grid_of(tmp_path, HEAD + grid)[1]}
     assert settings == {"partition.seed=3", "partition.seed=4"}
     both = 'seeds = ["seed", "partition.seed"]\n'
-    assert {setting_of(cell) for cell in grid_of(tmp_path, HEAD + both + grid)[1]} == {"plan"}
+    assert {describe_setting(cell) for cell in grid_of(tmp_path, HEAD + both + grid)[1]} == {"plan"}
 
 
 WRONG = {

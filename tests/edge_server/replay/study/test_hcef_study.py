@@ -11,7 +11,7 @@ import pytest
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.spec import load
 from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, amount_or_unknown
 from shared.models.build import build_blank
@@ -26,7 +26,7 @@ RESNET_BITS = 32 * 269_722
 def grid() -> list[Cell]:
     """Return the study's cells, which nobody changes; paths of data are relative."""
     study, plan = load(STUDY)
-    return cells(study, plan, STUDY, STUDY.read_text(), Path())
+    return build_cells(study, plan, STUDY, STUDY.read_text(), Path())
 
 
 def variant(name: str) -> Cell:

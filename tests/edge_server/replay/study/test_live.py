@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.cli.study import study as run_study
 from edge_server.journal.sqlite import JOURNAL
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay_plan
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.pool import MEMORY, Tell, remove_leftovers, run_locally
 from edge_server.replay.study.result import RESULT, Began, Ended, Order, order_of, read_result
@@ -118,7 +118,7 @@ def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
     assert done(tmp_path).keys() == {cell.name for cell in cells}
     assert run_study(options(tmp_path, jobs=1)) == 0
     assert capsys.readouterr().out.count("1/1") == len(cells)
-    replay(cells[0].plan, tmp_path / cells[0].name)
+    replay_plan(cells[0].plan, tmp_path / cells[0].name)
     journals = [folder / cells[0].name / "journal.jsonl" for folder in (tmp_path, tmp_path / "runs" / NAME)]
     assert journals[0].read_bytes() == journals[1].read_bytes()
 

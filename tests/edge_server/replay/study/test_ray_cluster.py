@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edge_server.journal.runs import versions
+from edge_server.journal.runs import read_versions
 from edge_server.replay.study.cell import run_cell, run_remote_cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.ray_cluster import run_on_ray
@@ -85,13 +85,13 @@ def test_a_node_with_other_versions_is_refused(tmp_path):
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
     order = msgspec.json.encode(order_of(cell, tmp_path))
     with pytest.raises(ConfigError, match=naming("torch", "1.0")):
-        run_remote_cell(order, {**versions(), "torch": "1.0"})
+        run_remote_cell(order, {**read_versions(), "torch": "1.0"})
 
 
 def test_what_comes_back_is_the_whole_folder(tmp_path):
     """So that a run done elsewhere is a run as any other."""
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
-    files = run_remote_cell(msgspec.json.encode(order_of(cell, tmp_path)), versions())
+    files = run_remote_cell(msgspec.json.encode(order_of(cell, tmp_path)), read_versions())
     folder = tmp_path / cell.name
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

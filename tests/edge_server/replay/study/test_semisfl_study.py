@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.journal.runs import versions
+from edge_server.journal.runs import read_versions
 from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.result import order_of, read_result
 from edge_server.replay.study.run import StudyRecord
 from edge_server.replay.study.spec import load
@@ -41,7 +41,7 @@ def grid(name: str) -> list[Cell]:
     """Return a study's cells, which nobody changes; paths of data are relative."""
     path = STUDIES / f"{name}.toml"
     study, plan = load(path)
-    return cells(study, plan, path, path.read_text(), Path())
+    return build_cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +111,7 @@ def test_small_cells_of_it_run_and_are_read_off(tmp_path):
     path = STUDIES / "semisfl-har.toml"
     study, plan = load(path)
     low = msgspec.structs.replace(study, report=msgspec.structs.replace(study.report, target=1e-3))
-    as_run = StudyRecord(study=low, plan=plan, versions=versions(), cells={})
+    as_run = StudyRecord(study=low, plan=plan, versions=read_versions(), cells={})
     (tmp_path / "study.json").write_bytes(msgspec.json.encode(as_run))
     runs, target = read(tmp_path)
     assert target == 1e-3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.journal.records import CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened, closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell
@@ -93,7 +93,7 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
     assert asked == [cell.name for cell in cells]
     assert summary.whole
     for row, cell in zip(summary.rows, cells, strict=True):
-        runs = {site: read(folder / cell.name / site) for site in ("roof", "barn")}
+        runs = {site: read_records(folder / cell.name / site) for site in ("roof", "barn")}
         ends = {site: closed_rounds(records)[-1].accuracy for site, records in runs.items()}
         assert row.accuracy == pytest.approx(statistics.fmean(ends.values()))
         assert row.best == best_accuracy(digest_cell(folder / cell.name, cell.plan))

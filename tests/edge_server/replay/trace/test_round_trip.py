@@ -13,7 +13,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import find_run, find_unfinished, summarise_run
-from edge_server.journal.sqlite import read
+from edge_server.journal.sqlite import read_records
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.header import FILE
@@ -21,7 +21,7 @@ from edge_server.replay.trace.schema import TABLES, columns, unit_of
 from edge_server.replay.trace.transfer import export, import_trace
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
-from shared.protocol.messages import mix
+from shared.protocol.messages import derive_seed
 from tests.edge_server.report.journals import field_cost as cost
 from tests.edge_server.report.journals import field_run
 from tests.naming import naming
@@ -139,7 +139,9 @@ def test_an_anonymous_trace_holds_no_name_and_the_same_figures(tmp_path):
     assert {(one.round, one.device): one.outcome for one in found.tasks}[2, "device-2"] == "late"
     assert found.header.anonymous
     seed = found.header.plan.seed  # a name is not to be told by trying whose seed it would have
-    assert [one.seed for one in found.decisions] == [mix(seed, one.round, one.device) for one in found.decisions]
+    assert [one.seed for one in found.decisions] == [
+        derive_seed(seed, one.round, one.device) for one in found.decisions
+    ]
 
 
 def test_an_anonymous_trace_does_not_say_where_anything_lay(tmp_path):
@@ -182,7 +184,7 @@ def test_a_run_is_not_overwritten(tmp_path):
     with pytest.raises(ConfigError, match=naming("field-1", "--as")):
         import_trace(files.read(trace), tmp_path / "runs")
     folder = import_trace(files.read(trace), tmp_path / "runs", "field-2")
-    assert next(one for one in read(folder) if isinstance(one, RunOpened)).run == "field-2"
+    assert next(one for one in read_records(folder) if isinstance(one, RunOpened)).run == "field-2"
     with pytest.raises(ConfigError, match=naming(trace)):
         export(tmp_path / "runs", "field-1", trace, tmp_path)
 

@@ -16,7 +16,7 @@ from shared.algorithms.semisupervised.semisfl_server import ANSWERS, LABELLER, d
 from shared.algorithms.semisupervised.settings import SemisflSettings
 from shared.data.views.pair import make_views
 from shared.errors import WireError
-from shared.protocol.messages import mix
+from shared.protocol.messages import derive_seed
 from shared.tensors.tree import State
 from tests.naming import naming
 from tests.shared.algorithms.semisupervised.test_semisfl import HYPER, Fleet, bottom, require_close
@@ -34,7 +34,7 @@ def whole(fleet: Fleet, leaves, inputs, *, train: bool):
 def views_of(fleet: Fleet, told, step: int = 1):
     """Return a device's weak and strong view of its first batch."""
     inputs, _ = next(iter(Own(fleet.data["a"], told)))
-    return make_views(inputs, ("weak", "strong"), mix(told.seed, step, "views"), mirrors=False)
+    return make_views(inputs, ("weak", "strong"), derive_seed(told.seed, step, "views"), mirrors=False)
 
 
 def test_without_both_terms_a_session_step_is_that_of_fixmatch():

@@ -21,7 +21,7 @@ from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.build import seed_torch
-from shared.protocol.messages import Hyper, mix
+from shared.protocol.messages import Hyper, derive_seed
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import Own, drive, make
@@ -103,7 +103,7 @@ def monolithic(fleet, begun, told):
     views = []
     for device, one in told.items():
         inputs, _ = next(iter(Own(fleet.data[device], one)))
-        views.append(make_views(inputs, ("weak", "strong"), mix(one.seed, 1, "views"), mirrors=False))
+        views.append(make_views(inputs, ("weak", "strong"), derive_seed(one.seed, 1, "views"), mirrors=False))
     weak, strong = (torch.cat([pair[place] for pair in views]) for place in (0, 1))
     learner = Learner.from_tree(settings, skeleton, {k: v.clone() for k, v in begun.tree.items()}, 0)
     skeleton.layers.eval()

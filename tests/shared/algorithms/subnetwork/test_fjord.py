@@ -50,9 +50,9 @@ def block(site: Site, key: str, share: float) -> tuple[slice, ...]:
 def test_widths_are_shares_that_ascend_to_one():
     every = parse_widths("0.25, 0.5,1")
     assert every == Widths((0.25, 0.5, 1.0))
-    assert [every.up_to(share) for share in (0.1, 0.25, 0.49, 0.5, 0.99, 1.0)] == [0, 0, 0, 1, 1, 2]
-    assert parse_widths("0.1,0.3,1").up_to(0.1 + 0.2) == 1
-    assert [every.name_at("1.running_var", width) for width in range(3)] == [
+    assert [every.largest_within(share) for share in (0.1, 0.25, 0.49, 0.5, 0.99, 1.0)] == [0, 0, 0, 1, 1, 2]
+    assert parse_widths("0.1,0.3,1").largest_within(0.1 + 0.2) == 1
+    assert [every.statistic_name("1.running_var", width) for width in range(3)] == [
         "1.running_var@0",
         "1.running_var@1",
         "1.running_var",

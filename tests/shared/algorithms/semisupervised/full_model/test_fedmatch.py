@@ -20,10 +20,10 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     pack_changes,
     unpack_changes,
 )
-from shared.algorithms.semisupervised.semisfl_server import batch_places
+from shared.algorithms.semisupervised.semisfl_server import draw_batch_positions
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
-from shared.protocol.messages import Hyper, mix
+from shared.protocol.messages import Hyper, derive_seed
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State
 from tests.naming import naming
@@ -91,10 +91,10 @@ def test_the_servers_steps_move_sigma_alone_down_ten_times_the_cross_entropy_of_
     sigma = {n: leaf.clone().requires_grad_() for n, leaf in sigma_of(fleet.state.tree).items()}
     psi = unravelled(fleet, fleet.state.tree["psi/values"])
     others = {n: leaf.clone() for n, leaf in statistics_of(fleet.state.tree).items()}
-    sgd, seed = plain_sgd(sigma.values()), mix(11, 1, "supervised")
+    sgd, seed = plain_sgd(sigma.values()), derive_seed(11, 1, "supervised")
     torch.manual_seed(1)
-    for step, index in zip(range(3), batch_places(12, 4, seed), strict=False):
-        (view,) = make_views(fleet.labelled.inputs[index], ("strong",), mix(seed, step, "views"), mirrors=False)
+    for step, index in zip(range(3), draw_batch_positions(12, 4, seed), strict=False):
+        (view,) = make_views(fleet.labelled.inputs[index], ("strong",), derive_seed(seed, step, "views"), mirrors=False)
         sgd.zero_grad()
         outputs = functional_call(layers, {n: sigma[n] + psi[n] for n in sigma} | others, (view,))
         (10 * functional.cross_entropy(outputs, fleet.labelled.labels[index])).backward()
@@ -123,7 +123,7 @@ def test_a_devices_step_is_the_papers_by_plain_autograd(helped):
         fleet.play()
     begun, told = fleet.begin(), fleet.told["a"]
     inputs, _ = next(iter(Own(fleet.data["a"], told)))
-    (strong,) = make_views(inputs, ("strong",), mix(told.seed, 1, "views"), mirrors=False)
+    (strong,) = make_views(inputs, ("strong",), derive_seed(told.seed, 1, "views"), mirrors=False)
     result = fleet.train(begun, "a")
     names = [begun.facts[f"helper/{place}/a"] for place in (0, 1)] if helped else []
     assert set(names) == ({"b", "c"} if helped else set())

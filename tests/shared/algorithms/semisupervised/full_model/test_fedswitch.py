@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from shared.algorithms.semisupervised.full_model.fedswitch import fedswitch
 from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGENCE
-from shared.algorithms.semisupervised.semisfl_server import batch_places
+from shared.algorithms.semisupervised.semisfl_server import draw_batch_positions
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
-from shared.protocol.messages import Assignment, mix
+from shared.protocol.messages import Assignment, derive_seed
 from shared.tensors.tree import State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import LABELLED_HYPER as HYPER
@@ -50,10 +50,10 @@ def test_the_servers_steps_are_torchs_own_sgd_and_the_teacher_the_running_mean()
     layers, after = copy.deepcopy(fleet.whole.layers).train(), []
     rate, decay = HYPER.learning_rate, HYPER.weight_decay
     sgd = torch.optim.SGD(layers.parameters(), rate, HYPER.momentum, weight_decay=decay, nesterov=True)
-    seed = mix(11, 1, "supervised")
+    seed = derive_seed(11, 1, "supervised")
     torch.manual_seed(1)
-    for step, index in zip(range(3), batch_places(12, 4, seed), strict=False):
-        (view,) = make_views(fleet.labelled.inputs[index], ("strong",), mix(seed, step, "views"), mirrors=False)
+    for step, index in zip(range(3), draw_batch_positions(12, 4, seed), strict=False):
+        (view,) = make_views(fleet.labelled.inputs[index], ("strong",), derive_seed(seed, step, "views"), mirrors=False)
         sgd.zero_grad()
         functional.cross_entropy(layers(view), fleet.labelled.labels[index]).backward()
         sgd.step()
@@ -73,7 +73,7 @@ def test_a_devices_step_is_fixmatchs_by_plain_autograd(by_teacher):
     begun = fleet.begin()
     told = fleet.told["a"]
     inputs, _ = next(iter(Own(fleet.data["a"], told)))
-    weak, strong = make_views(inputs, ("weak", "strong"), mix(told.seed, 1, "views"), mirrors=False)
+    weak, strong = make_views(inputs, ("weak", "strong"), derive_seed(told.seed, 1, "views"), mirrors=False)
     layers = copy.deepcopy(fleet.whole.layers)
     labeller = teacher(begun.tree) if by_teacher else student(begun.tree)
     shares = functional_call(layers.eval(), labeller, (weak,)).softmax(1).detach()

@@ -17,7 +17,7 @@ from shared.codecs.dense import dense
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError
 from shared.models.build import seed_torch
-from shared.protocol.messages import Assignment, Hyper, mix
+from shared.protocol.messages import Assignment, Hyper, derive_seed
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
 from tests.shared.algorithms.semisupervised.full_model.test_semifl_device import pictures
@@ -56,14 +56,14 @@ def test_the_servers_epochs_are_a_plain_loops():
     algorithm = semifl(server_epochs=2, mirrors=False)
     after, before = begin(algorithm)
     layers = make("normed")[0].layers.train()
-    data, seed = pictures(12), mix(11, 1, "supervised")
+    data, seed = pictures(12), derive_seed(11, 1, "supervised")
     optimizer = torch.optim.SGD(layers.parameters(), 0.1, 0.9, weight_decay=0.01, nesterov=True)
     generator, step = torch.Generator().manual_seed(seed), 0
     with seed_torch(1):
         for _ in range(2):
             for index in torch.randperm(12, generator=generator).split(4):
                 step += 1
-                view = make_views(data.inputs[index], ("weak",), mix(seed, step, "views"), mirrors=False)[0]
+                view = make_views(data.inputs[index], ("weak",), derive_seed(seed, step, "views"), mirrors=False)[0]
                 optimizer.zero_grad()
                 functional.cross_entropy(layers(view), data.labels[index]).backward()
                 torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)

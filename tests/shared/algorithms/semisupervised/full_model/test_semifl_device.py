@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from shared.algorithms.semisupervised.full_model.semifl import semifl
-from shared.algorithms.semisupervised.full_model.semifl_device import MixedBatch, blend, label_examples, mix_views
+from shared.algorithms.semisupervised.full_model.semifl_device import (
+    MixedBatch,
+    label_examples,
+    make_mixed_batch,
+    mix_inputs,
+)
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings
 from shared.codecs import CODECS
 from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.errors import Diverged, TaskFailed
-from shared.protocol.messages import Assignment, Hyper, Spec, mix
+from shared.protocol.messages import Assignment, Hyper, Spec, derive_seed
 from shared.registry import build
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import Own, make
@@ -60,11 +65,11 @@ def outputs_of(start, inputs):
 @given(seed=SEEDS, share=SHARES)
 def test_a_mixed_example_lies_between_the_two_that_it_is_made_of(seed, share):
     one, other = torch.rand(2, 3, 1, 4, 4, generator=torch.Generator().manual_seed(seed % 2**32))
-    mixed = blend(one, other, share)
+    mixed = mix_inputs(one, other, share)
     assert bool((mixed <= torch.maximum(one, other) + 1e-6).all())
     assert bool((mixed >= torch.minimum(one, other) - 1e-6).all())
-    assert torch.equal(blend(one, other, 1.0), one)
-    assert torch.equal(blend(one, other, 0.0), other)
+    assert torch.equal(mix_inputs(one, other, 1.0), one)
+    assert torch.equal(mix_inputs(one, other, 0.0), other)
 
 
 @given(seed=SEEDS, share=SHARES)
@@ -87,7 +92,8 @@ def test_views_and_share_are_a_function_of_the_seed(seed, mixing):
     inputs, labels = pictures(8).inputs, torch.arange(4)
     settings = SemiflSettings(mixing=mixing)
     one, again, other = (
-        mix_views(settings, (inputs[:4], inputs[4:]), (labels, labels), number) for number in (seed, seed, seed + 1)
+        make_mixed_batch(settings, (inputs[:4], inputs[4:]), (labels, labels), number)
+        for number in (seed, seed, seed + 1)
     )
     assert one.share == again.share
     assert one.share != other.share
@@ -121,16 +127,18 @@ def plain_round(start, data: Examples, threshold: float):
     layers.train()
     weights = list(layers.parameters())
     optimizer = torch.optim.SGD(weights, 0.1, 0.9, weight_decay=0.01, nesterov=True)
-    generator, step, losses = torch.Generator().manual_seed(mix(17, 0, "orders")), 0, []
+    generator, step, losses = torch.Generator().manual_seed(derive_seed(17, 0, "orders")), 0, []
     for _ in range(2):
         order = torch.randperm(len(kept), generator=generator)
         for own in [kept[part] for part in order.tensor_split(math.ceil(len(kept) / 4))]:
             step += 1
             drawn = torch.randint(len(data), (len(own),), generator=generator)
-            seed = mix(17, step, "mixed")
+            seed = derive_seed(17, step, "mixed")
             share = random.Random(seed).betavariate(0.75, 0.75)
-            weak, strong = make_views(data.inputs[own], ("weak", "strong"), mix(seed, 0, "views"), mirrors=False)
-            other = make_views(data.inputs[drawn], ("weak",), mix(seed, 1, "views"), mirrors=False)[0]
+            weak, strong = make_views(
+                data.inputs[own], ("weak", "strong"), derive_seed(seed, 0, "views"), mirrors=False
+            )
+            other = make_views(data.inputs[drawn], ("weak",), derive_seed(seed, 1, "views"), mirrors=False)[0]
             loss = functional.cross_entropy(layers(strong), labels[own])
             mixed = layers(share * weak + (1 - share) * other)
             loss = loss + share * functional.cross_entropy(mixed, labels[own])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.algorithms.semisupervised.full_model.network_steps import Objective
 from shared.algorithms.semisupervised.full_model.semifl import semifl
-from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.protocol.messages import Hyper
 from shared.tensors.sgd import clip_gradients
 
@@ -21,7 +21,7 @@ SEEDS = st.integers(0, 2**32)
 @given(count=st.integers(1, 300), size=st.integers(1, 64), seed=SEEDS)
 def test_an_epoch_is_every_example_once_in_as_few_batches_of_about_one_size(count, size, seed):
     """None is of one example where another has three: BatchNorm has no variance of one."""
-    batches = split_epoch(count, size, torch.Generator().manual_seed(seed))
+    batches = draw_epoch_batches(count, size, torch.Generator().manual_seed(seed))
     sizes = [len(one) for one in batches]
     assert torch.cat(batches).sort().values.tolist() == list(range(count))
     assert len(sizes) == math.ceil(count / size)
