@@ -1,11 +1,11 @@
-# The agent of a board, for boards whose programs all come as images, or whose system is too old (Jetson Nano, Xavier).
-# What it needs of the board is in agent.yml.
-# After `make deb`, in the repository's root:
+# Image of the agent, for boards that run only containers, or whose system is too old (Jetson Nano, Xavier).
+# agent.yml has the devices and mounts that it needs.
+# After `make deb`, in the root of the repository:
 #   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/container/agent.Dockerfile .
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG TARGETARCH
-# What to bring, train or infer, and an index that pip could use; without an index neither comes.
+# PURPOSE: train or infer. INDEX: a package index; without one, neither PyTorch nor ONNX Runtime is installed.
 ARG PURPOSE=train
 ARG INDEX=""
 
@@ -16,7 +16,7 @@ RUN apt-get update \
     && rm -rf /tmp/*.deb /var/lib/apt/lists/*
 RUN if [ -n "$INDEX" ]; then device-agent setup "$PURPOSE" --index "$INDEX"; fi
 
-# Debian gives the user its number as the package is installed.
+# The package's installation creates the user, so its number is not fixed.
 # hadolint ignore=DL3066
 USER fieldfleet
 VOLUME ["/var/lib/fieldfleet"]

@@ -1,10 +1,10 @@
-# Broker, enrolment service and edge server of a gateway: one image, so that all three know the same users.
-# After `make deb`, in the repository's root:
+# Image of broker, enrolment service and edge server: one image, so that all three have the same users.
+# After `make deb`, in the root of the repository:
 #   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/container/gateway.Dockerfile .
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG TARGETARCH
-# An index that pip could use, with PyTorch for the CPU. Without it the image has no PyTorch, and the server cannot run.
+# Package index with PyTorch for the CPU. Without it, the image has no PyTorch, and the server cannot run.
 ARG INDEX=""
 
 COPY build/deb/fieldfleet-server_*+py3_${TARGETARCH}.deb /tmp/
@@ -17,7 +17,7 @@ RUN apt-get update \
     && ln -s /etc/fieldfleet/site/mosquitto.conf /etc/mosquitto/conf.d/fieldfleet.conf
 RUN if [ -n "$INDEX" ]; then edge-server setup --index "$INDEX"; fi
 
-# Debian gives the user its number as the package is installed.
+# The package's installation creates the user, so its number is not fixed.
 # hadolint ignore=DL3066
 USER fieldfleet-server
 VOLUME ["/etc/fieldfleet/site", "/var/lib/fieldfleet-server"]
