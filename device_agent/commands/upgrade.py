@@ -71,19 +71,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the verb; return the exit code."""
     processes.configure("info" if options.verb in ("install", "wanted", "back") else "warning", options.verbose)
-    place = _find_place(options)
+    environment = _find_environment(options)
     if options.verb == "status":
-        return _show(place, options.format)
+        return _show(environment, options.format)
     if options.verb == "trust":
-        return _trust(place)
-    if not os.access(place.home, os.W_OK):
-        raise ConfigError(f"{place.home} does not exist or is not writable; run this as root: sudo")
-    lock = FolderLock(place.home)
+        return _trust(environment)
+    if not os.access(environment.home, os.W_OK):
+        raise ConfigError(f"{environment.home} does not exist or is not writable; run this as root: sudo")
+    lock = FolderLock(environment.home)
     try:
         lock.take()
     except ConfigError:
         sys.stderr.write(
-            f"device-agent: another upgrade is in progress in {place.home}: `device-agent upgrade status`\n"
+            f"device-agent: another upgrade is in progress in {environment.home}: `device-agent upgrade status`\n"
         )
         if options.verb == "back":
             sys.stderr.write(
@@ -91,14 +91,14 @@ def run(options: argparse.Namespace) -> int:
             )
         return EXIT_BUSY
     try:
-        updater = Updater(place, SystemdService(UNIT, options.systemctl.split()))
+        updater = Updater(environment, SystemdService(UNIT, options.systemctl.split()))
         verbs = {"install": _install, "wanted": _run_requests, "back": _back}
         return verbs[options.verb](updater, options)
     finally:
         lock.release()
 
 
-def _find_place(options: argparse.Namespace) -> UpgradeEnvironment:
+def _find_environment(options: argparse.Namespace) -> UpgradeEnvironment:
     settings = {"home": options.home or find_home() or HOME, "roots": options.roots}
     try:
         return UpgradeEnvironment(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
@@ -185,14 +185,14 @@ def _back(updater: Updater, options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(place: UpgradeEnvironment, form: str) -> int:
-    record, current = read_upgrade(place.home), Versions(place.home).current()
+def _show(environment: UpgradeEnvironment, form: str) -> int:
+    record, current = read_upgrade(environment.home), Versions(environment.home).current()
     if form == "json":
-        status = {"current": current, "trusts": read_trusted_pins(place.roots), **msgspec.to_builtins(record)}
+        status = {"current": current, "trusts": read_trusted_pins(environment.roots), **msgspec.to_builtins(record)}
         _print(msgspec.json.encode(status).decode())
         return 0
     _print(_describe(record, current))
-    pins = read_trusted_pins(place.roots)
+    pins = read_trusted_pins(environment.roots)
     _print(
         "\n".join(f"trusts packages of root {pin[:16]}…" for pin in pins)
         or "trusts no packages; run `device-agent upgrade trust`"
@@ -213,10 +213,10 @@ def _describe(record: UpgradeRecord, current: str) -> str:
     return f"{line}: {record.reason}" if record.reason else line
 
 
-def _trust(place: UpgradeEnvironment) -> int:
+def _trust(environment: UpgradeEnvironment) -> int:
     """Store the root of the site that this board has joined as trusted."""
-    folder = place.state_dir / FOLDER / CURRENT
-    with as_owner(place.state_dir):
+    folder = environment.state_dir / FOLDER / CURRENT
+    with as_owner(environment.state_dir):
         membership = read_membership(folder)
         if membership is None:
             problem = f"{folder / MEMBERSHIP} does not exist: this board has not joined a site"
@@ -224,9 +224,9 @@ def _trust(place: UpgradeEnvironment) -> int:
         chain = _read(folder / CA, MOST_SIGNED)
     root = find_root(chain, membership.root)
     try:
-        replace_file(place.roots, root, mode=READABLE)
+        replace_file(environment.roots, root, mode=READABLE)
     except PermissionError as error:
-        raise ConfigError(f"{place.roots}: {error.strerror}; run this as root: sudo") from error
+        raise ConfigError(f"{environment.roots}: {error.strerror}; run this as root: sudo") from error
     _print(f"packages signed by site {membership.site} are accepted; fingerprint of its root:\n{compute_pin(root)}")
     return 0
 

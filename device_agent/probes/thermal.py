@@ -96,7 +96,7 @@ def _keep_hottest(readings: dict[str, Reading], lacking: dict[str, Absent]) -> P
     if len(names) + len(absent) < len(readings) + len(lacking):
         count = len({*readings, *lacking} - {HOTTEST_CELSIUS})
         facts["thermal"] = (
-            f"{count} thermometers, of which at most {MAX_SENSORS} that answer and as many others are told"
+            f"{count} sensors; reported: the {MAX_SENSORS} hottest and at most {MAX_SENSORS} unreadable ones"
         )
     hottest = {name: reading for name, reading in readings.items() if name in names}
     return ProbeResult(readings=hottest, absent=absent, facts=facts)

@@ -205,7 +205,7 @@ def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -
 
 
 def _explain_refusal(error: Exception, graph: EvaluationGraph, version: str) -> ConfigError | WireError:
-    """Convert ONNX Runtime's error into one of ours: an old installation, or a bad graph."""
+    """Convert ONNX Runtime's error: an outdated installation, or a bad graph."""
     problem: Any = str(error).partition("\n")[0]
     if "opset" in problem or "IR version" in problem or "ir_version" in problem:
         return ConfigError(f"ONNX Runtime {version} cannot read a graph of opset {graph.opset} ({problem}); update it")

@@ -58,7 +58,7 @@ from shared.transfer import to_file
 log = logging.getLogger("trainer")
 
 MeasureBlock: TypeAlias = Callable[[], AbstractContextManager[BlockCost]]
-"""Begins to measure a block of computing, which is told what it spent when it is left."""
+"""Measures the cost of a block; the cost is complete at the end of the block."""
 
 ALONE = "a device alone has only the part below the cut"
 
