@@ -45,7 +45,7 @@ def heading_lines(state: RolloutState) -> list[str]:
     if state.behind:
         remedy = WHEN_BACK.get(state.mode, "")
         lines.append(
-            f"away: {join_names(state.behind)}{f'; `edge-server rollout {remedy} when they are back' * bool(remedy)}"
+            f"offline: {join_names(state.behind)}{f'; `edge-server rollout {remedy} when they are back' * bool(remedy)}"
         )
     return lines
 
@@ -84,7 +84,7 @@ def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
         case RolloutOrdered():
             line = f"{record.order}{': ' + record.cause if record.cause else ''}"
         case RolloutEnded():
-            line = f"{record.outcome}{'; away: ' + join_names(record.behind) if record.behind else ''}"
+            line = f"{record.outcome}{'; offline: ' + join_names(record.behind) if record.behind else ''}"
     return line
 
 
