@@ -160,11 +160,10 @@ class Experience:
         self.order += [device for device in record.assignments if device not in self.order]
         self._decisions[record.round] = record.decision
         self.limits = record.decision.limits if record.decision else {}
-        local_steps = {
-            (record.round, name): assignment.allocation.local_steps for name, assignment in record.assignments.items()
-        }
-        recent = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
-        self._steps = recent | {key: steps for key, steps in local_steps.items() if steps is not None}
+        self._steps = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
+        for device, assignment in record.assignments.items():
+            if (steps := assignment.allocation.local_steps) is not None:
+                self._steps[record.round, device] = steps
         for device, device_decision in record.decision.devices.items() if record.decision else ():
             self.last[device] = self.last.get(device, {}) | device_decision.figures
             if _is_like(self.tasks.get(device), device_decision):
@@ -176,12 +175,9 @@ class Experience:
         decision = self._decisions[number]
         device_decision = decision.devices.get(device) if decision else None
         last_task = self.tasks.get(device)
-        last_cost, steps = (
-            last_task.cost if last_task and last_task.round == number else Cost(),
-            self._steps.get((number, device)),
-        )
+        last_cost = last_task.cost if last_task and last_task.round == number else Cost()
         if last_task is None or last_task.round <= number:
-            self.tasks[device] = PastTask(number, device_decision, cost, steps=steps)
+            self.tasks[device] = PastTask(number, device_decision, cost, steps=self._steps.get((number, device)))
         if cost.upload_s is not None:
             last_upload = self.last_upload.get(device)
             was_rate_limited = last_upload is None or last_upload.share is None or last_upload.is_rate_limited
@@ -194,11 +190,8 @@ class Experience:
             predicted = getattr(device_decision.predicted, part) if device_decision else None
             if measured and predicted and before is None:  # count each part once: the settlement repeats it
                 self._update_error(device, part.replace("_s", "_error"), device_decision, measured / predicted)
-        if (
-            device_decision
-            and (number, device) in self._alike
-            and (ratio := _joules_ratio(device_decision.predicted, cost))
-        ):
+        ratio = _joules_ratio(device_decision.predicted, cost) if device_decision else None
+        if ratio and (number, device) in self._alike:
             self._alike.remove((number, device))
             self._update_error(device, "joules_error", device_decision, ratio)
 

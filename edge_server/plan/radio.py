@@ -10,10 +10,7 @@ from __future__ import annotations
 import math
 
 from edge_server.plan.links import WirelessLink
-from edge_server.plan.simulated_devices import (
-    Span,
-    range_ends,
-)
+from edge_server.plan.simulated_devices import Span, range_ends
 
 M_PER_KM = 1000.0
 

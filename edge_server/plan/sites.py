@@ -167,7 +167,7 @@ def check_sites(sites: SitesPlan, devices: Sequence[str], rounds: int, least: in
             f"{path}: rounds: {rounds} edge rounds are not a multiple of sites.edge_rounds = "
             f"{sites.edge_rounds}; use a multiple"
         )
-    for problem in (*_wrong_clusters(sites, devices), *_wrong_edges(sites)):
+    for problem in (*_cluster_problems(sites, devices), *_edge_problems(sites)):
         raise ConfigError(f"{path}: sites.{problem}")
     for site, those in devices_by_site(sites, devices).items():
         if len(those) < least:
@@ -177,8 +177,7 @@ def check_sites(sites: SitesPlan, devices: Sequence[str], rounds: int, least: in
             )
 
 
-def _wrong_clusters(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:
-    """Yield the problems of the clusters."""
+def _cluster_problems(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:
     if not devices:
         yield "clusters: the plan names no device that could belong to a site; add [[device]] sections"
     clusters = devices_by_site(sites, devices)
@@ -197,8 +196,7 @@ def _wrong_clusters(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:
             yield f"clusters.{site}: it has no pattern, and thus no device; add one, or remove the site"
 
 
-def _wrong_edges(sites: SitesPlan) -> Iterator[str]:
-    """Yield the problems of the listed edges."""
+def _edge_problems(sites: SitesPlan) -> Iterator[str]:
     listed = set[frozenset[str]]()
     for edge in sites.edges:
         for site in edge:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from edge_server.allocation.allocator import Allocator, WhatIf
-from edge_server.allocation.allocators.bandwidth_decision import (
-    decide,
-)
+from edge_server.allocation.allocators.bandwidth_decision import decide
 from edge_server.allocation.allocators.bandwidth_figures import BandwidthOptions, figures, limits
 from edge_server.allocation.allocators.bandwidth_what_if import keep_with_changed_figures
 

@@ -251,7 +251,6 @@ def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, floa
 
 
 def _step_estimate(device: DeviceFacts, options: HcefOptions, limits: Mapping[str, float]) -> Estimate:
-    """Estimate the seconds of a local step."""
     measured = _cost_per_step(device, "compute_s", device.timed.seconds if device.timed else None)
     whole_s, steps = planned_task_s(device), limits["local_steps"] + limits["gradients"]
     profile = whole_s / steps if whole_s and steps else planned_step_s(device, limits["weights"])
@@ -271,7 +270,6 @@ def _cost_per_step(device: DeviceFacts, part: str, timed: float | None) -> float
 
 
 def _step_joules(device: DeviceFacts) -> Estimate:
-    """Estimate the joules of a local step, of the whole device."""
     measured = _cost_per_step(device, "compute_joules", device.timed.joules if device.timed else None)
     return Estimate(measured, profile=_planned_step_joules(device))
 

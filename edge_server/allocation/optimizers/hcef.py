@@ -112,9 +112,8 @@ def round_steps(terms: HcefTerms, tau: int, allocation: Control) -> Control:
     steps = np.clip(count / tau, terms.least[0], 1.0)
     sent = allocation.sent if terms.least[1] >= 1 else solve_sent(terms, steps)[0]
     rounded = build_control(terms, (steps, sent), allocation.multiplier, sweeps=allocation.sweeps)
-    return replace(
-        rounded, bound=allocation.bound, gain_per_s=allocation.gain_per_s
-    )  # the room that rounding leaves is not a missed gain
+    # The room that rounding leaves is not a missed gain.
+    return replace(rounded, bound=allocation.bound, gain_per_s=allocation.gain_per_s)
 
 
 def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:

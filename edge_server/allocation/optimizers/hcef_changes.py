@@ -69,9 +69,8 @@ def change_faces(terms: HcefTerms, faces: Faces, start: Start, nearest: NDArray[
     joules = np.vstack((face_joules[:, devices], between.still + between.drawn * alone.face_steps))
     current, rows = start.face[devices], np.arange(len(devices))
     joules_left = terms.energy_joules - float(face_joules[start.face, np.arange(len(start.face))].sum())
-    for picks in _cheapest_choices(
-        cost - cost[current, rows], joules - joules[current, rows], joules_left, _AbsorptionCost.of(faces, start)
-    ):
+    cost, joules = cost - cost[current, rows], joules - joules[current, rows]
+    for picks in _cheapest_choices(cost, joules, joules_left, _AbsorptionCost.of(faces, start)):
         face, sent = start.face.copy(), np.full(len(start.face), terms.least[1])
         face[devices] = np.minimum(picks, FACES)
         is_between = picks >= FACES

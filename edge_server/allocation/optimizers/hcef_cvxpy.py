@@ -30,24 +30,16 @@ def _compile_block(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any
 def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
     """Solve P2.1: theta for given rho, and the multiplier."""
     least = np.full(len(steps), terms.least[1])
-    steps_joules = float((steps * terms.step_joules).sum())
-    return _solve_block(
-        -terms.noise * steps,
-        0.0,
-        (least, sent_cap(terms, steps)),
-        terms.send_joules,
-        terms.energy_joules - steps_joules,
-    )
+    room = terms.energy_joules - float((steps * terms.step_joules).sum())
+    return _solve_block(-terms.noise * steps, 0.0, (least, sent_cap(terms, steps)), terms.send_joules, room)
 
 
 def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
     """Solve P2.2: rho for given theta, and the multiplier."""
     least = np.full(len(sent), terms.least[0])
-    sent_joules = float((sent * terms.send_joules).sum())
+    room = terms.energy_joules - float((sent * terms.send_joules).sum())
     slope = (2 - sent) * terms.noise - 2 * terms.bend
-    return _solve_block(
-        slope, terms.bend, (least, steps_cap(terms, sent)), terms.step_joules, terms.energy_joules - sent_joules
-    )
+    return _solve_block(slope, terms.bend, (least, steps_cap(terms, sent)), terms.step_joules, room)
 
 
 def _solve_block(

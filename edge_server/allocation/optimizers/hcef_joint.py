@@ -141,14 +141,12 @@ def _close_gap_by_cells(
         for dear in (estimate_price(faces, best, price), price):
             each = optimize_at_price(terms, faces, dear)
             face_joules = faces.still + faces.drawn * each.face_steps
-            cells = bound_by_cells(
-                terms, (face_joules, each.cost + terms.bend - dear * face_joules), dear, total, count
-            )
+            face_optima = face_joules, each.cost + terms.bend - dear * face_joules
+            cells = bound_by_cells(terms, face_optima, dear, total, count)
             bound = max(bound, cells.bound)
             if cells.joules is not None:
-                for point in _points_near(
-                    terms, faces, cells.joules, (terms.energy_joules - terms.floor_joules) / count
-                ):
+                unit = (terms.energy_joules - terms.floor_joules) / count
+                for point in _points_near(terms, faces, cells.joules, unit):
                     best = _better(terms, best, point)
     return best, bound
 
