@@ -1,7 +1,4 @@
-"""The study from the plan to its tables.
-
-What a study came to, as tables for people.
-"""
+"""`edge-server chaos`: run a study of kills and print its tables."""
 
 from __future__ import annotations
 
@@ -41,12 +38,12 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 from shared.tensors.tree import State
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"
-"""What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one."""
+"""Folders of a study: files and logs of its processes, its runs, the undisturbed run."""
 BUDGET_FACTOR = 1000.0
-"""How much wider the budgets of a disturbed plan of several sites are."""
+"""Factor by which the budgets of a plan with several sites are widened."""
 LEAST_DEADLINE_S = 60.0
-"""What a round, or a split step, must leave whom it waits for. One that was killed is started again within half a
-second, loads torch, connects, trains anew or does the steps of its session again, on a machine that all others use."""
+"""Shortest deadline of a round or split step: a killed process restarts within half a second, loads torch, connects and
+repeats its training or session steps, on a machine shared with all other processes."""
 
 OF_ONE = {
     "counted_twice": "counted twice*",
@@ -64,19 +61,19 @@ OF_SEVERAL = {
     "alone": "decided alone",
     "terms": "terms",
 }
-"""Counts of an account and their headings; those of several sites stand where there are such."""
+"""Counts of an account with their headings; `OF_SEVERAL` only for plans with several sites."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a study came to.
+    """Result of a study.
 
     Attributes:
-        record: Where everything lies; the logs in `site` below it.
-        kills: How many were to be made.
-        runs: The runs that ended.
-        problem: Why the study was cut short; empty where it was not.
-        holds: Whether nothing was lost and nothing was done or counted twice, in no run.
-        sites: How many the plan has; 0 where it has no such table.
+        record: Folder of the study; the logs are in `site` below it.
+        kills: Number of requested kills.
+        runs: Accounts of the completed runs.
+        problem: Reason why the study stopped early; empty if it did not.
+        holds: Whether no run lost anything or did or counted anything twice.
+        sites: Number of sites in the plan; 0 without a table `sites`.
     """
 
     record: str
@@ -90,14 +87,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> Outcome:
-    """Run a study; every process is gone when this returns or raises. Progress is told on standard error.
+    """Run a study and print its progress on standard error; all processes have ended when this returns or raises.
 
     Args:
         options: `plan`, `kills`, `seed`, `local`, `embedded_broker`, `data_dir` and `data_root`.
         cancelled_by_signals: Lets signals cancel the running task.
 
     Raises:
-        ConfigError: The plan cannot be used for this.
+        ConfigError: The plan is not suitable.
     """
     data_root = options.data_root
     plan = load(options.plan, data_root, several_sites=True)
@@ -114,11 +111,11 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     console = Console(stderr=True)
     where = f" at {len(locals_)} sites" if plan.sites else ""
     print_line(console, f"{plan.name}: {options.kills} kills, {agents} agents{where}, seed {options.seed}")
-    sites = [Site(one, folder / SITE / site) for site, one in locals_.items()]
+    sites = [Site(settings, folder / SITE / name) for name, settings in locals_.items()]
     for site in sites:
         site.peers = [other for other in sites if other is not site]
     kills = deque(schedule(options.kills, options.seed, mark_tables(plan)))
-    expected = undisturbed(disturbed, folder / REFERENCE, options.local, partial(print_line, console))
+    expected = predict_states(disturbed, folder / REFERENCE, options.local, partial(print_line, console))
     study = ChaosStudy(sites, kills, expected, line_printer(console, options.kills))
 
     async def go() -> Outcome:
@@ -129,31 +126,26 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
 
 
 def require_possible(plan: Plan, agents: int, kills: int) -> None:
-    """Refuse a plan whose model depends on who is quick: it would differ without any fault.
-
-    Args:
-        plan: The plan that is to be disturbed.
-        agents: How many agents are started.
-        kills: How many kills are asked for.
+    """Refuse a plan whose model depends on timing: its bits would differ without any fault.
 
     Raises:
-        ConfigError: A round of it, a step of a split round or a mixing of sites may go on without a device of its
-            cohort, or a neighbour; or fewer than no kills are asked for.
+        ConfigError: A round, split step or mixing step may continue without a device of its cohort or a neighbour;
+            or `kills` is negative.
     """
     if kills < 0:
-        raise ConfigError(f"--kills {kills}: give 0 or more")
+        raise ConfigError(f"--kills {kills} is negative; use 0 or more")
     least = agents
     if plan.sites:
-        names = [one.name for one in devices(plan)]
+        names = [device.name for device in devices(plan)]
         if agents != len(names):
             raise ConfigError(
-                f"--local {agents}: plan {plan.name!r} names the {len(names)} devices of its sites; leave it out"
+                f"--local {agents}: plan {plan.name!r} names the {len(names)} devices of its sites; remove --local"
             )
         least = max(map(len, devices_by_site(plan.sites, names).values()))
     if plan.round.quorum < 1 or plan.cohort.over_selection or plan.cohort.min_devices < least:
         raise ConfigError(
-            f"plan {plan.name!r}: chaos compares models bit by bit, so every round must wait for every device: "
-            f"give [round] quorum = 1, [cohort] over_selection = 0 and min_devices = {least}"
+            f"plan {plan.name!r}: chaos compares models bit by bit, so every round must wait for every device; "
+            f"set [round] quorum = 1, [cohort] over_selection = 0 and min_devices = {least}"
         )
     is_split = build(ALGORITHMS, plan.algorithm, "algorithm").split is not None
     waits = {f"round.{key}": getattr(plan.round, key) for key in ("deadline_s", *("step_deadline_s",) * is_split)}
@@ -163,16 +155,16 @@ def require_possible(plan: Plan, agents: int, kills: int) -> None:
         if seconds < LEAST_DEADLINE_S:
             who = "device" if key.startswith("round") else "server"
             raise ConfigError(
-                f"plan {plan.name!r}: {key} = {seconds:g}: a {who} that was killed may not be back by then, and "
-                f"chaos compares models bit by bit: give {LEAST_DEADLINE_S:g} or more"
+                f"plan {plan.name!r}: {key} = {seconds:g} is too short for a killed {who} to return, and chaos "
+                f"compares models bit by bit; set {LEAST_DEADLINE_S:g} or more"
             )
 
 
 def without_narrow_budgets(plan: Plan) -> Plan:
-    """Return a plan of several sites whose budgets no kill exhausts: they would end its run, or leave devices out.
+    """Widen the budgets of a plan with several sites, so that no kill exhausts them and ends the run.
 
-    What is decided would hardly depend on such budgets, so an optimizer that knows deadlines gets the even part of the
-    seconds for every round, whatever earlier ones took.
+    Wide budgets hardly influence decisions, so an optimizer with a deadline gets an equal part of the time budget for
+    every round.
     """
     budget, table = plan.budget, plan.optimizer
     if not plan.sites or budget == BudgetPlan():
@@ -185,60 +177,60 @@ def without_narrow_budgets(plan: Plan) -> Plan:
 
 
 def mark_tables(plan: Plan) -> list[Marks]:
-    """Return the marks of a plan: those of one site and, where it has several, those between them."""
+    """Return the marks of a plan: of one site and, with several sites, of their exchange."""
     if not plan.sites:
         return [MARKS]
     return [MARKS, MIXING, *([DECIDING] if plan.optimizer else [])]
 
 
-def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]) -> Expected:
-    """Return what gives the states that an undisturbed run ends with: a replay's, of each site.
+def predict_states(plan: Plan, folder: Path, count: int, say: Callable[[str], None]) -> Expected:
+    """Return a function from a run's records to the final state of an undisturbed run, by site.
 
-    What an optimizer or a budget decides follows from what was measured, and no two live runs measure the same. So the
-    replay decides nothing: it takes every round's decision from the disturbed run's journals, where there is one site
-    with the devices that were drawn.
+    The states come from a replay. Decisions of an optimizer or a budget follow from measurements, which differ between
+    live runs, so the replay takes each round's decisions (with one site also the cohort) from the disturbed journals.
 
     Args:
         folder: For the replay's records.
-        count: Agents in place of the plan's devices; 0 for these.
+        count: Number of agents instead of the plan's devices; 0 for the plan's.
     """
     exact, number = msgspec.structs.replace(plan_for_exact_bits(plan), budget=BudgetPlan()), itertools.count(1)
     if not plan.sites and not plan.optimizer and plan.budget == BudgetPlan():
         state, _ = replay_plan(exact, folder, count)
         return lambda records: dict.fromkeys(records, state)
 
-    def told_again(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
-        say("replaying without kills what was decided")
-        [(site, own)] = records.items()
-        told = {one.round: one for one in drop_void(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
-        return {site: replay_plan(exact, folder / str(next(number)), count, recorded_rounds=told)[0]}
+    def replay_recorded(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
+        say("replaying the recorded decisions without kills")
+        [(site, journal)] = records.items()
+        opened_rounds = (record for record in drop_void(journal) if isinstance(record, RoundOpened))
+        rounds = {record.round: record for record in opened_rounds if record.round <= plan.rounds}
+        return {site: replay_plan(exact, folder / str(next(number)), count, recorded_rounds=rounds)[0]}
 
     if not plan.sites:
-        return told_again
+        return replay_recorded
 
-    def replayed(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
-        decided = {site: decisions(own, plan.rounds) for site, own in records.items()}
-        place = folder / str(next(number))
-        ended = replay_sites(exact, {site: place / site for site in records}, decisions=decided)
-        return {site: state for site, (state, _) in ended.items()}
+    def replay_all(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
+        by_site = {site: decisions(journal, plan.rounds) for site, journal in records.items()}
+        target = folder / str(next(number))
+        results = replay_sites(exact, {site: target / site for site in records}, decisions=by_site)
+        return {site: state for site, (state, _) in results.items()}
 
     def with_decisions(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
-        say("replaying without kills what was decided")
-        return replayed(records)
+        say("replaying the recorded decisions without kills")
+        return replay_all(records)
 
     if plan.optimizer:
         return with_decisions
-    states = replayed(dict.fromkeys(plan.sites.names, ()))
+    states = replay_all(dict.fromkeys(plan.sites.names, ()))
     return lambda _records: states
 
 
 async def conduct(study: ChaosStudy, record: str, kills: int) -> Outcome:
-    """Run a study; every process is gone when this returns or raises.
+    """Run a study; all processes have ended when this returns or raises.
 
     Args:
-        study: Of sites none of which runs yet.
-        record: Where all of it lies.
-        kills: How many were asked for.
+        study: Its sites do not run yet.
+        record: Folder of the study.
+        kills: Number of requested kills.
     """
     problem = ""
     try:
@@ -259,68 +251,68 @@ async def conduct(study: ChaosStudy, record: str, kills: int) -> Outcome:
         runs=runs,
         total=total(runs),
         problem=problem,
-        holds=not problem and all(one.holds for one in runs),
+        holds=not problem and all(account.holds for account in runs),
         sites=len(sites.names) if (sites := study.sites[0].local.plan.sites) else 0,
     )
 
 
 def line_printer(console: Console, kills: int) -> Callable[[KillResult | Account], None]:
-    """Return what prints a line for every kill and for every run that has ended."""
-    made = itertools.count(1)
+    """Return a callback that prints a line for each kill and each completed run."""
+    number = itertools.count(1)
 
-    def tell(news: KillResult | Account) -> None:
-        if isinstance(news, KillResult):
-            what = f"{news.kind} of {news.name}" if news.kind in ("agent", "trainer") else news.kind
-            line = f"{next(made)}/{kills}  {news.run}  {what}, {news.phase}"
+    def print_event(event: KillResult | Account) -> None:
+        if isinstance(event, KillResult):
+            victim = f"{event.kind} of {event.name}" if event.kind in ("agent", "trainer") else event.kind
+            line = f"{next(number)}/{kills}  {event.run}  {victim}, {event.phase}"
         else:
-            line = f"{news.run} ended: updates {news.accepted}/{news.updates}, difference {news.difference:g}"
-            line += f", edges off {news.edges_off}" if news.edges_off else ""
+            line = f"{event.run} ended: updates {event.accepted}/{event.updates}, difference {event.difference:g}"
+            line += f", edges off {event.edges_off}" if event.edges_off else ""
         print_line(console, line)
 
-    return tell
+    return print_event
 
 
 def show(outcome: Outcome, stream: TextIO) -> None:
     """Write the tables and the verdict."""
     write_text(stream, kills_table(outcome.struck), accounts_table(outcome.runs, several_sites=outcome.sites > 0))
     if outcome.problem:
-        write_text(stream, f"after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}")
+        write_text(stream, f"stopped after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}")
     verdict = "nothing was lost" if outcome.holds else "SOMETHING WAS LOST"
     stream.write(f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}\n")
 
 
 def kills_table(struck: Sequence[KillResult]) -> TextTable:
-    """Return one row a phase, one column a kind of victim, with sums."""
-    kinds = tuple(dict.fromkeys([*KINDS, *sorted({one.kind for one in struck} - set(KINDS))]))
+    """Return the kills by phase (rows) and kind of victim (columns), with sums."""
+    kinds = tuple(dict.fromkeys([*KINDS, *sorted({kill.kind for kill in struck} - set(KINDS))]))
     columns = (TextColumn("phase"), *(TextColumn(heading, right=True) for heading in (*kinds, "all")))
-    rows, counts = [], Counter((one.phase, one.kind) for one in struck)
-    for phase in sorted({one.phase for one in struck}):
+    rows, counts = [], Counter((kill.phase, kill.kind) for kill in struck)
+    for phase in sorted({kill.phase for kill in struck}):
         row = [counts[phase, kind] for kind in kinds]
         rows.append((phase, *(str(count or "") for count in row), str(sum(row))))
-    sums = Counter(one.kind for one in struck)
+    sums = Counter(kill.kind for kill in struck)
     rows.append(("all", *(str(sums[kind]) for kind in kinds), str(len(struck))))
-    caption = "for the broker: what the server did"
+    caption = "broker: phase of the server"
     return TextTable(columns, rows, "Kills", caption, styles={len(rows) - 1: "bold"})
 
 
 def accounts_table(accounts: Sequence[Account], *, several_sites: bool = False) -> TextTable:
-    """Return one row a run, of several sites one a site's, and their sum; what must be 0 says so."""
+    """Return a row for each run (and site) and their sum; columns that must be 0 are marked."""
     counts = OF_ONE | (OF_SEVERAL if several_sites else {})
     rows = []
-    for one in [*accounts, total(accounts)]:
-        figures = (str(getattr(one, name)) for name in counts)
-        rows.append((one.run, f"{one.accepted}/{one.updates}", *figures, f"{one.difference:g}"))
+    for account in [*accounts, total(accounts)]:
+        figures = (str(getattr(account, name)) for name in counts)
+        rows.append((account.run, f"{account.accepted}/{account.updates}", *figures, f"{account.difference:g}"))
     headings = ("updates", *counts.values(), "model differs*")
     columns = (TextColumn("run"), *(TextColumn(heading, right=True) for heading in headings))
     return TextTable(
         columns,
         rows,
         "Runs",
-        "updates: accepted/asked for; repeated: in split rounds that a killed server began anew; *: must be 0",
+        "updates: accepted/requested; repeated: in split rounds that a killed server restarted; *: must be 0",
     )
 
 
 def total(accounts: Sequence[Account]) -> Account:
-    """Return the sum of runs; of their differences the largest."""
-    sums = {name: sum(getattr(one, name) for one in accounts) for name in ("updates", "accepted", *OF_ONE, *OF_SEVERAL)}
-    return Account(run="all", difference=max((one.difference for one in accounts), default=0.0), **sums)
+    """Return the sums over runs, and the largest difference."""
+    sums = {name: sum(getattr(run, name) for run in accounts) for name in ("updates", "accepted", *OF_ONE, *OF_SEVERAL)}
+    return Account(run="all", difference=max((run.difference for run in accounts), default=0.0), **sums)

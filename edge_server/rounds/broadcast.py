@@ -215,7 +215,7 @@ class Outgoing:
 
     @property
     def shared(self) -> bool:
-        """Whether frames are sent on the common topic."""
+        """True if frames are sent on the common topic."""
         return len(self.devices) > 1 and not self.alone
 
     def want(self, device: str, want: Want) -> None:

@@ -1,4 +1,4 @@
-"""Mix edge models: one gossip step of a site, by its row of the mixing matrix.
+"""Mix edge models: one gossip step with a row of the mixing matrix.
 
 Equation (5) of Zhang, Gao, Guo, Gong, "HCEF", IEEE TMC, https://arxiv.org/abs/2409.04022:
 

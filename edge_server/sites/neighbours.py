@@ -89,7 +89,7 @@ class ConnectedNeighbours:
         return self.mixing.with_mean(state, mixed)
 
     def _measure_drift(self, model: Tree) -> dict[str, float | None]:
-        """Return how far our parameters have moved since each neighbour's last model, or since the start."""
+        """Return the distance of the parameters from each neighbour's last model, or from the initial one."""
         if missing := set(self.gossip.neighbours) - self.last_mixed.keys():
             self.last_mixed.update(
                 dict.fromkeys(missing, sketch_tree(parameters_of(self.mixing.shared_tree(self.first()))))

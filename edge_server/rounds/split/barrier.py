@@ -1,4 +1,4 @@
-"""Barrier of a split round: decides when a step is due; no bytes and no IO.
+"""Barrier of a split round: decides when a step is due.
 
 Every device does the same steps, 1 to `steps`. A step is served when every awaited device has delivered, or a deadline
 after the first delivery: a device that is missing then is absent and delays no later step. It is awaited again as soon
@@ -57,7 +57,7 @@ class Barrier:
 
     @property
     def is_over(self) -> bool:
-        """Whether every step was served."""
+        """True after the last step."""
         return self.step > self.steps
 
     @property

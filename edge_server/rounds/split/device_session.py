@@ -114,17 +114,17 @@ class DeviceSession:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the device has not failed."""
+        """True until the device fails."""
         return self.state != "failed"
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its patience is used up: it is not awaited until it has delivered."""
+        """True if the device exceeded its patience: the barrier no longer waits for it until it delivers."""
         return self.late >= PATIENCE
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the open step waits for its features."""
+        """True if the open step waits for its features."""
         return self.state == "awaited" or (self.state == "offered" and not self.is_overdue)
 
     def fail(self) -> None:

@@ -185,7 +185,7 @@ def _matches(part: Decision, complete: Decision | None) -> bool:
 
 
 def count_retrainings(log_lines: Iterable[LogLine], run: str, restarts: Mapping[int, int]) -> tuple[int, int, int]:
-    """Return how many trainings were repeated because their trainer died, their round restarted, or for neither reason.
+    """Count repeated trainings by cause: trainer death, restarted round, neither.
 
     A trainer died during a training if the next trainer of its device starts (`importing`) before that training was
     committed or failed. After a restarted round, each of its devices may train once more per restart.
