@@ -29,14 +29,22 @@ def read(path: Path, kind: type[T]) -> T:
     Raises:
         ConfigError: The file is missing, unreadable or invalid.
     """
+    return parse(read_bytes(path), kind, path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the contents of a file for `parse`, up to one byte beyond the size limit.
+
+    Raises:
+        ConfigError: The file is missing or unreadable.
+    """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of an existing TOML file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); fix the file or its permissions") from error
-    return parse(data, kind, path)
 
 
 def parse(data: bytes, kind: type[T], path: Path) -> T:

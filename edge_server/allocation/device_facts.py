@@ -24,6 +24,8 @@ from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Report
 
 MEGA = 1e6
+STALE_S = 3600.0
+"""Age beyond which a reading counts as the last good value, not as a new measurement."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,13 @@ def link_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, 
         "up_bits_per_s": Estimate(
             _reading(device, "link.up_bits_per_s")
             or (device.last_upload.up_bits_per_s if device.last_upload else None),
-            _is_stale(device, "link.up_bits_per_s", options.stale_s),
+            _is_stale(device, "link.up_bits_per_s"),
             up,
             options.up_bits_per_s,
         ),
         "down_bits_per_s": Estimate(
             _reading(device, "link.down_bits_per_s") or (device.task.down_bits_per_s if device.task else None),
-            _is_stale(device, "link.down_bits_per_s", options.stale_s),
+            _is_stale(device, "link.down_bits_per_s"),
             down,
             options.down_bits_per_s,
         ),
@@ -220,6 +222,6 @@ def _reading(device: DeviceFacts, name: str) -> float | None:
     return reading.value if reading else None
 
 
-def _is_stale(device: DeviceFacts, name: str, stale_s: float) -> bool:
+def _is_stale(device: DeviceFacts, name: str) -> bool:
     reading = device.report.readings.get(name) if device.report else None
-    return bool(device.report and reading and device.report.at - reading.at > stale_s)
+    return bool(device.report and reading and device.report.at - reading.at > STALE_S)

@@ -25,7 +25,6 @@ class MeasuringOptions(Options, frozen=True, kw_only=True):
         deadline_s: Time limit of a task; T_th of paper 004. Absent: the deadline of `[round]`.
         smoothing: Weight of the last figure against a new measurement; 0 uses each measurement unchanged.
         jump: Largest factor by which a figure may change in one round; larger changes take several rounds.
-        stale_s: Age after which a reading no longer counts as a measurement; the last good figure is used.
         calibrated: Whether predictions are corrected by the errors of earlier ones.
         up_bits_per_s: Assumed uplink of a device without measurement.
         down_bits_per_s: Assumed downlink of a device without measurement.
@@ -34,13 +33,12 @@ class MeasuringOptions(Options, frozen=True, kw_only=True):
     deadline_s: float | None = None
     smoothing: float = 0.0
     jump: float = 8.0
-    stale_s: float = 3600.0
     calibrated: bool = True
     up_bits_per_s: float = 1e6
     down_bits_per_s: float = 1e7
 
     def __post_init__(self) -> None:
-        self.require(deadline_s=self.deadline_s, stale_s=self.stale_s)
+        self.require(deadline_s=self.deadline_s)
         self.require(up_bits_per_s=self.up_bits_per_s, down_bits_per_s=self.down_bits_per_s)
         if not 0 <= self.smoothing < 1 or not 1 < self.jump < math.inf:
             raise ValueError("options.smoothing must be in [0, 1), options.jump > 1 and finite")

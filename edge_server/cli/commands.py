@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
     check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *config.models])
-    plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True)
+    is_begun = partial(_is_begun, config, again=options.again)
+    plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True, is_resumed=is_begun)
     name = config.run or find_unfinished(Path(config.data_dir), plan)
     if ended := find_ended_run(Path(config.data_dir), plan, name or ""):
         if not options.again:
@@ -66,6 +68,16 @@ def run(options: argparse.Namespace) -> int:
             logger.warning("%s: starting run %s", edited, name)
     command = f"edge-server run --config {options.config}"
     return asyncio.run(serve_run(config, plan, name, command))
+
+
+def _is_begun(config: ServerConfig, plan: Plan, *, again: bool) -> bool:
+    """Return whether `run` would not start a new run of a plan."""
+    from edge_server.journal.runs import find_ended_run, find_unfinished, run_exists  # noqa: PLC0415
+
+    data_dir = Path(config.data_dir)
+    if config.run:
+        return run_exists(data_dir, config.run)
+    return bool(find_unfinished(data_dir, plan) or (not again and find_ended_run(data_dir, plan, "")))
 
 
 async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -> int:

@@ -49,7 +49,12 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     """
     config = _config(options)
     registry.allow([*registry.allowed_entries(), *config.models])
-    plan = load(options.plan, Path(config.data_root), several_sites=True)
+    plan = load(
+        options.plan,
+        Path(config.data_root),
+        several_sites=True,
+        is_resumed=lambda plan: bool(options.config and find_unfinished(Path(config.data_dir), plan)),
+    )
     if options.config:
         require_one_site(plan, options.plan)
     if plan.sites or options.local is not None or (plan.local and not options.config):

@@ -22,6 +22,7 @@ import xxhash
 from edge_server.journal.disk import RETRY_S, file_identity, read_only_uri, translate_sql_errors
 from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
+from edge_server.plan.removed_keys import without_removed_keys
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 
@@ -52,6 +53,11 @@ def encode(record: AnyRecord) -> bytes:
     return encode_recordable(record, _encoder, _decoder)
 
 
+def _decode_body(body: bytes) -> AnyRecord:
+    """Decode a row; a plan of an earlier version may have keys that were removed since."""
+    return _decoder.decode(without_removed_keys(body) if b'"RunOpened"' in body else body)
+
+
 def row_mark(body: bytes, before: int) -> int:
     """Return the mark of a row after a row with mark `before` (0 for the first): XXH3-64 without its last bit.
 
@@ -77,7 +83,7 @@ def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:
     records = []
     for body, mark in rows:
         try:
-            records.append(_decoder.decode(body))
+            records.append(_decode_body(body))
             before = row_mark(body, before)
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:  # TypeError: it is no text
             raise CorruptFile(f"record {len(records) + 1}: {error}") from error
@@ -306,7 +312,7 @@ def last_record(folder: Path) -> AnyRecord | None:
     try:
         with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
             row = connection.execute(LAST_BODY).fetchone() if connection.execute(TABLE_SQL).fetchone() else None
-        return _decoder.decode(row[0]) if row else None
+        return _decode_body(row[0]) if row else None
     except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
 

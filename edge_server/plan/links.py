@@ -81,10 +81,9 @@ class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
         bandwidth_hz: B, in each direction.
         share: This device's share of the bandwidth: b_k of pruned personalization.
         distance_m: Distance to the base station, or the range it is drawn from.
-        path_loss: `3gpp`: 128.1 + 37.6 log10(d in km) dB; `exponent`: loss_db_1m + 10 * exponent * log10(d in m) dB;
+        path_loss: `3gpp`: 128.1 + 37.6 log10(d in km) dB; `exponent`: 40 + 10 * exponent * log10(d in m) dB;
             `none`: h is 1.
         exponent: Path loss exponent n, for `path_loss = "exponent"`.
-        loss_db_1m: Loss at one metre, for `path_loss = "exponent"`.
         tx_dbm: p, transmit power of the device.
         server_dbm: p, transmit power of the base station.
         noise_dbm_hz: N / B, noise density.
@@ -99,7 +98,6 @@ class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
     distance_m: Span | None = None
     path_loss: Literal["3gpp", "exponent", "none"] = "3gpp"
     exponent: float = 3.0
-    loss_db_1m: float = 40.0
     tx_dbm: Span = 23.0
     server_dbm: float = 37.0
     noise_dbm_hz: float = -174.0
@@ -117,7 +115,7 @@ class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
             gain=self.gain,
             share=self.share,
         )
-        require_amounts(exponent=self.exponent, loss_db_1m=self.loss_db_1m)
+        require_amounts(exponent=self.exponent)
         require_again(self.again)
         levels = (*range_ends(self.tx_dbm), self.server_dbm, self.noise_dbm_hz)
         if (

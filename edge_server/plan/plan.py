@@ -80,11 +80,10 @@ class RoundPlan(Section, frozen=True, kw_only=True):
         min_updates: With fewer updates the model is unchanged, and the round counts as missed.
         on_missed: Reaction to a missed round: `retry` repeats it with the same number, after a pause of 1 s that
             doubles up to `deadline_s` while it is missed again; `continue` starts the next one, and the run loses one
-            round; `stop` ends the run. A replay, where nothing can recover, repeats a round 3 times.
+            round; `stop` ends the run. A replay, where nothing can recover, repeats a round 3 times. After three
+            misses in a row because training diverged (a loss or a parameter is not finite), or one with `stop`, the
+            run returns to its last good model; if that does not help, it ends as `diverged`.
         most_missed: Share of a run's rounds that may be missed; with more, the run ends with exit code 1.
-        most_diverged: Consecutive rounds, or attempts of one, that are missed because training diverged (a loss or a
-            parameter is not finite), after which the run returns to its last good model; if that does not help, it
-            ends as `diverged`.
         most_norm: Updates whose norm exceeds both the norm of the model and this many times the round's median are
             left out of the aggregate; so are features at a cut that are more than 5 times, or this many times, as large
             as the median of their step, and a neighbouring site's model that is too far from this site's. 0: no limit.
@@ -99,7 +98,6 @@ class RoundPlan(Section, frozen=True, kw_only=True):
     min_updates: int = 1
     on_missed: Literal["retry", "continue", "stop"] = "retry"
     most_missed: float = 0.1
-    most_diverged: int = 3
     most_norm: float = 30.0
     most_examples: float = 100.0
     step_deadline_s: float = 30.0
@@ -110,8 +108,6 @@ class RoundPlan(Section, frozen=True, kw_only=True):
             raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
         if not 0 < self.step_deadline_s < math.inf or not 0 <= self.most_missed <= 1:
             raise ValueError("step_deadline_s must be > 0 and finite, most_missed 0 to 1")
-        if self.most_diverged < 1:
-            raise ValueError("most_diverged must be >= 1")
         if not all(most == 0 or 1 <= most < math.inf for most in (self.most_norm, self.most_examples)):
             raise ValueError("most_norm and most_examples must be >= 1 and finite, or 0 for no bound")
 

@@ -13,6 +13,8 @@ from edge_server.plan.links import WirelessLink
 from edge_server.plan.simulated_devices import Span, range_ends
 
 M_PER_KM = 1000.0
+LOSS_DB_1M = 40.0
+"""Free-space loss at one metre and 2.4 GHz, the first term of the general law."""
 
 
 def dbm_to_watts(dbm: float) -> float:
@@ -26,7 +28,7 @@ def path_gain(table: WirelessLink, distance_m: float) -> float:
         case "3gpp":
             loss_db = 128.1 + 37.6 * math.log10(distance_m / M_PER_KM)
         case "exponent":
-            loss_db = table.loss_db_1m + 10 * table.exponent * math.log10(distance_m)
+            loss_db = LOSS_DB_1M + 10 * table.exponent * math.log10(distance_m)
         case "none":
             loss_db = 0.0
     return math.pow(10.0, -loss_db / 10.0)

@@ -7,19 +7,19 @@ because it imports the optimizers, which import those structs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from edge_server.allocation.coordinator import convert_options, unused_values
 from edge_server.plan.check import check_structure
 from edge_server.plan.data import apply_fallback, require_data, resolve_data
 from edge_server.plan.plan import Plan
+from edge_server.plan.removed_keys import read_plan
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
-from shared.config import read
 from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.registry import build
@@ -30,16 +30,19 @@ MOST_NAMED = 8
 """Most leaves named in an error message."""
 
 
-def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
+def load(
+    path: Path, data_root: Path, *, several_sites: bool = False, is_resumed: Callable[[Plan], bool] = lambda _: False
+) -> Plan:
     """Read and validate a plan; relative paths of data and traces are resolved against `data_root`.
 
     Args:
         several_sites: Accept plans with several sites.
+        is_resumed: Returns whether a run that is not new has a plan; then removed keys are ignored.
 
     Raises:
-        ConfigError: As `shared.config.read`, or names clash, or the plan has sites and may not.
+        ConfigError: As `read_plan`, or names clash, or the plan has sites and may not.
     """
-    plan = read(path, Plan)
+    plan = read_plan(path, lambda plan: is_resumed(resolve_data(plan, data_root)))
     check(plan, path)
     if not several_sites:
         require_one_site(plan, path)

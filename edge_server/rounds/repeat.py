@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 REPLAY_TRIES = 3
 """Tries of a round in a replay: its devices fail by rule, so waiting does not help."""
 FIRST_PAUSE_S = 1.0
+MOST_DIVERGED = 3
+"""Misses in a row because training diverged, after which the run returns to its last good model."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Repetition:
         rule = self.rounds.plan.round
         last = closed[-1] if closed and closed[-1].outcome == "missed" else None
         self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
-        if last and self._diverged >= (1 if rule.on_missed == "stop" else rule.most_diverged):
+        if last and self._diverged >= (1 if rule.on_missed == "stop" else MOST_DIVERGED):
             return await self._roll_back(last)
         if last and (refusal := await self._explain_refusal(last)):
             return RunClosed(outcome="refused", cause=refusal)

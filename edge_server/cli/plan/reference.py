@@ -38,11 +38,11 @@ from shared.models import MODELS
 
 INTRODUCTION = """# Reference of a plan
 
-A plan is one TOML file; keys that are not listed here are errors. The commented examples are in `deploy/plans/`. Every
-row is read from the program itself. `edge-server plan schema` prints the same; `edge-server plan schema --format json`
-prints a JSON Schema, with which editors complete and check plans. A key that is `required` must be given; one that is
-`absent` has no value unless it is given. Relative paths of data and traces start at the folder of data sets
-(`--data-root`).
+A plan is one TOML file; keys that are not listed here are errors. The commented examples are in `deploy/plans/`;
+those in `deploy/plans/options/` show every key. Every row is read from the program itself. `edge-server plan schema`
+prints the same; `edge-server plan schema --format json` prints a JSON Schema, with which editors complete and check
+plans. A key that is `required` must be given; one that is `absent` has no value unless it is given. Relative paths of
+data and traces start at the folder of data sets (`--data-root`).
 """
 """Head of the page."""
 

@@ -14,10 +14,10 @@ import xxhash
 
 from edge_server.plan.data import resolve_data
 from edge_server.plan.plan import Plan, devices
+from edge_server.plan.removed_keys import parse_plan
 from edge_server.replay.study.spec import SEED, Study, Variant, canonical
 from edge_server.replay.study.toml_lines import line_of
 from edge_server.rounds.check_plan import check
-from shared.config import parse
 from shared.errors import ConfigError
 
 Table: TypeAlias = dict[str, Any]
@@ -176,7 +176,7 @@ def _decode_plan(base: Table, changes: Sequence[Change], count: int) -> tuple[st
     try:
         for change in changes:
             base = _set_value(base, change.key.split("."), change.value)
-        plan = parse(msgspec.json.encode(base), Plan, PLAN)
+        plan = parse_plan(msgspec.json.encode(base), PLAN)
         check(plan, PLAN)
         _require_own_devices(plan, count)
         devices(plan, count)

@@ -9,6 +9,7 @@ import msgspec
 
 from edge_server.plan.check import check_structure
 from edge_server.plan.plan import Plan
+from edge_server.plan.removed_keys import without_removed_keys
 from edge_server.replay.trace.schema import TABLES, columns, unit_of
 from shared.errors import ConfigError
 
@@ -156,7 +157,7 @@ def decode(data: bytes, path: Path) -> TraceHeader:
                 f"{path}: written in version {first.version} of the schema, this is version {VERSION}: "
                 "read it with the fieldfleet version that wrote it, or with a newer one"
             )
-        header = msgspec.json.decode(data, type=TraceHeader)
+        header = msgspec.json.decode(without_removed_keys(data), type=TraceHeader)
         msgspec.msgpack.encode(header)  # raises OverflowError for integers that no message can hold
     except OverflowError as error:
         raise ConfigError(f"{path}: an integer of more than 64 bits; restore the file from a copy") from error

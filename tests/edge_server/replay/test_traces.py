@@ -178,6 +178,8 @@ def test_a_recorded_power_is_charged_for_the_busy_time(tmp_path):
     assert device.radio("up", 0.0, 1.0) is None
     assert power(path, after="hold").compute(WORK, 0.0).joules == 2.0 + 9 * 4.0
     assert power(path, tx_name="r").radio("up", 7.0, 8.5) == 4.0
+    receiving = power(path, rx_name="r")
+    assert (receiving.radio("down", 7.0, 8.5), receiving.radio("up", 7.0, 8.5)) == (4.0, None)
 
 
 def test_a_pi_s_recorded_powers_are_those_of_its_benchmarks(tmp_path):
