@@ -22,7 +22,7 @@ from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
-from device_agent.upgrade.record import find_home
+from device_agent.upgrade.record import find_versions_folder
 from shared.errors import ConfigError
 from shared.runtime.extras import find_packaged_config
 from shared.runtime.folder_lock import is_held
@@ -97,7 +97,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         if fix:
             yield from fix_modes(config.broker)
         yield from examine_identity(config)
-        yield from examine_upgrade(find_home(), Path(config.state_dir))
+        yield from examine_upgrade(find_versions_folder(), Path(config.state_dir))
         yield from examine.examine_broker(config)
 
 

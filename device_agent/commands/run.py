@@ -32,7 +32,7 @@ from device_agent.measurement.tuning.plan import Target
 from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
 from device_agent.upgrade.proof import TrialReporter, mark_busy
-from device_agent.upgrade.record import find_home, running_version
+from device_agent.upgrade.record import find_versions_folder, running_version
 from device_agent.upgrade.state_formats import check_formats
 from shared.data.classes import class_names
 from shared.data.inputs import find_inputs
@@ -91,7 +91,7 @@ async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then clean up."""
     folder = ensure_writable(Path(config.state_dir), "name a folder this user may write")
     serving = _compose_serving(config, folder)
-    stopping, home = asyncio.Event(), find_home()
+    stopping, home = asyncio.Event(), find_versions_folder()
     trial = TrialReporter(home, folder, running_version(home) if home else "")
     events = AgentEvents(stopping, trial.report_accepted)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,7 +156,7 @@ def _compose_upgrades(config: AgentConfig, folder: Path, transport: MqttTranspor
         frames_on="parts",
         wants_on="lacks",
     )
-    home = find_home()
+    home = find_versions_folder()
     return AgentOffers(download, folder, InstalledVersion(home, running_version(home) if home else ""), instance)
 
 

@@ -15,8 +15,15 @@ from device_agent.identity.credentials import CA, CURRENT, FOLDER, MEMBERSHIP, r
 from device_agent.upgrade.agent_folder import AgentFolder, as_owner
 from device_agent.upgrade.agent_service import SYSTEMCTL, UNIT, SystemdService
 from device_agent.upgrade.inputs import ROOTS, STATE_DIR, UpgradeEnvironment, UpgradeRequest
-from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, UpgradeTarget, find_home, read_upgrade
-from device_agent.upgrade.transitions import next_attempt
+from device_agent.upgrade.record import (
+    HOME,
+    PROBATION_S,
+    UpgradeRecord,
+    UpgradeTarget,
+    find_versions_folder,
+    read_upgrade,
+)
+from device_agent.upgrade.transitions import next_attempt_number
 from device_agent.upgrade.trusted_roots import compute_pin, find_root, read_trusted_pins
 from device_agent.upgrade.updater import Updater
 from device_agent.upgrade.versions import Versions
@@ -99,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find_environment(options: argparse.Namespace) -> UpgradeEnvironment:
-    settings = {"home": options.home or find_home() or HOME, "roots": options.roots}
+    settings = {"home": options.home or find_versions_folder() or HOME, "roots": options.roots}
     try:
         return UpgradeEnvironment(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
     except ConfigError as error:
@@ -119,7 +126,7 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
     updater.resume()
     backports.run(updater.watch_trial())
     target = UpgradeTarget(
-        version=version, attempt=next_attempt(updater.record, version), probation_s=_seconds(options.probation)
+        version=version, attempt=next_attempt_number(updater.record, version), probation_s=_seconds(options.probation)
     )
     request = UpgradeRequest(
         target,

@@ -62,7 +62,6 @@ class OpenModel:
     """A model ready to run.
 
     Attributes:
-        session: An `onnxruntime.InferenceSession`.
         quick_s: Seconds of the fastest warm-up run with one example.
         seconds: Seconds taken to open it, warm-up included.
         is_half: Whether this is the lower half alone, whose output is features.

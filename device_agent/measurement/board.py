@@ -46,7 +46,7 @@ def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock:
             absent=combined.absent | result.absent,
             facts=combined.facts | result.facts,
         )
-    return gpu.derive_figures(profile, combined)
+    return gpu.add_rail_and_temperature(profile, combined)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ SHARED_ROLE = "compute"
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `gpu.load_ratio`, `gpu.f_hertz`, `gpu.max_hertz` (the current limit) and `gpu.hottest_celsius`.
 
-    The temperature is read here only from tegrastats, on boards without thermal zones; else `derive_figures` adds it.
+    Reads the temperature only from tegrastats, on boards without thermal zones; `add_rail_and_temperature` adds others.
 
     Raises:
         NoData: The kernel shows no GPU.
@@ -71,7 +71,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     return ProbeResult(readings=readings, absent=missing)
 
 
-def derive_figures(profile: Profile, result: ProbeResult) -> ProbeResult:
+def add_rail_and_temperature(profile: Profile, result: ProbeResult) -> ProbeResult:
     """Add `gpu.rail_watts` and `gpu.hottest_celsius`, derived from the results of other probes.
 
     The rails are those with the role `gpu` in the profile (not shared ones); the zones are given by the profile or by

@@ -203,7 +203,6 @@ def _limit_cpu_use(nice: int, cpus: Sequence[int]) -> None:
     """Set nice value and CPU affinity of this process; call it before torch counts CPUs.
 
     Args:
-        nice: Minimum nice value.
         cpus: CPU numbers to run on; empty for all.
     """
     try:
@@ -296,11 +295,11 @@ def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Wo
     """Configure torch; return a function that returns the workspace or raises ConfigError for an unusable device."""
     import torch  # noqa: PLC0415
 
-    from device_agent.trainer.threads import Threads  # noqa: PLC0415
+    from device_agent.trainer.threads import ThreadTuner  # noqa: PLC0415
     from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
     from shared.tensors.placement import choose_device  # noqa: PLC0415
 
-    tuner = None if threads else Threads(count_usable_cpus(), torch.set_num_threads, perf_counter)
+    tuner = None if threads else ThreadTuner(count_usable_cpus(), torch.set_num_threads, perf_counter)
     torch.set_num_threads(threads or count_usable_cpus())
     workspace = cache(lambda: Workspace(device=choose_device(device, limit), threads=tuner))
     with suppress(ConfigError):

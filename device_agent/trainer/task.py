@@ -33,7 +33,7 @@ from device_agent.trainer.evaluation import HeldOut, TaskMonitor, evaluate_by_gr
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import forward_backward, time_steps
-from device_agent.trainer.threads import Threads
+from device_agent.trainer.threads import ThreadTuner
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
@@ -205,7 +205,7 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         task.workspace.threads.end_task()
 
 
-def _choose_threads(task: TrainingTask, threads: Threads) -> None:
+def _choose_threads(task: TrainingTask, threads: ThreadTuner) -> None:
     """Choose the number of torch threads by timing steps; errors of the network are ignored here."""
     request = task.job.task
     if task.workspace.device.type != "cpu":

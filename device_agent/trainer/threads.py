@@ -32,7 +32,7 @@ DRIFT, TASKS = 0.5, 2
 """Steps that differ by more than this share of the earlier seconds, in so many tasks in a row, are timed again."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ThreadChoice(msgspec.Struct, frozen=True):
     """Stored result for one network.
 
     Attributes:
@@ -71,7 +71,7 @@ def has_drifted(before: float, now: float) -> bool:
 
 
 @dataclass
-class Threads:
+class ThreadTuner:
     """Thread numbers of all networks that this trainer computes.
 
     Attributes:
@@ -84,7 +84,7 @@ class Threads:
     apply: Callable[[int], None]
     clock: Callable[[], float]
     _path: Path | None = None
-    _choices: dict[str, Choice] = field(default_factory=dict)
+    _choices: dict[str, ThreadChoice] = field(default_factory=dict)
     _key: str = ""
     _steps: list[float] = field(default_factory=list)
     _drifts: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Threads:
             timings = ", ".join(f"{1e3 * step_s:.3g} ms with {threads}" for threads, step_s in seconds.items())
             log.info("%d of %d threads: a step takes %s", count, self.cpus, timings)
             self._drifts.pop(self._key, None)
-            self._store(Choice(count))
+            self._store(ThreadChoice(count))
         self.apply(self._choices[self._key].threads)
 
     def note(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class Threads:
             return
         now = median(steps)
         if choice.step_s is None:
-            self._store(Choice(choice.threads, now))
+            self._store(ThreadChoice(choice.threads, now))
         elif has_drifted(choice.step_s, now):
             self._drifts[self._key] = self._drifts.get(self._key, 0) + 1
         else:
@@ -146,7 +146,7 @@ class Threads:
         step()
         return self.clock() - start
 
-    def _store(self, choice: Choice) -> None:
+    def _store(self, choice: ThreadChoice) -> None:
         self._choices.pop(self._key, None)
         self._choices[self._key] = choice
         while len(self._choices) > MAX_STORED:
@@ -164,6 +164,6 @@ class Threads:
         self._path, self._choices = path, {}
         try:
             with path.open("rb") as file:
-                self._choices = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, Choice])
+                self._choices = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, ThreadChoice])
         except (OSError, msgspec.MsgspecError):
             return

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from device_agent.exchange.state_files import remember_notice
-from device_agent.trainer.threads import Threads
+from device_agent.trainer.threads import ThreadTuner
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
@@ -48,7 +48,7 @@ class Workspace:
 
     read: Callable[[Data], Examples] = load
     device: torch.device = CPU
-    threads: Threads | None = None
+    threads: ThreadTuner | None = None
     examples: dict[bytes, Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class TaskBatches:
     is_superseded: Callable[[], bool]
     validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
     device: torch.device = CPU
-    threads: Threads | None = None
+    threads: ThreadTuner | None = None
 
     @property
     def num_examples(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from device_agent.upgrade.record import BUSY, FOLDER, PROOF, WANTED, Proof, UpgradeTarget
+from device_agent.upgrade.record import BUSY, FOLDER, PROOF, WANTED, HealthProof, UpgradeTarget
 from device_agent.upgrade.state_formats import KINDS
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import MOST_SIGNED
@@ -78,10 +78,10 @@ class AgentFolder:
         """
         return self._read_struct(WANTED, UpgradeTarget)
 
-    def read_proof(self) -> Proof | None:
+    def read_proof(self) -> HealthProof | None:
         """Read the proof of a running agent; None if missing or unreadable."""
         try:
-            return self._read_struct(PROOF, Proof)
+            return self._read_struct(PROOF, HealthProof)
         except (ConfigError, CorruptFile):
             return None
 

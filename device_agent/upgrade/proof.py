@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.upgrade.record import BUSY, FOLDER, PROOF, Proof, UpgradeRecord, read_upgrade
+from device_agent.upgrade.record import BUSY, FOLDER, PROOF, HealthProof, UpgradeRecord, read_upgrade
 from device_agent.upgrade.state_formats import raise_formats
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.runtime.durable import replace_file
@@ -72,7 +72,7 @@ class TrialReporter:
         return record if record.state == "trial" and record.to == self.version else None
 
     def _prove(self, nonce: str) -> None:
-        proof = Proof(version=self.version, nonce=nonce)
+        proof = HealthProof(version=self.version, nonce=nonce)
         replace_file(open_folder(self.state_dir) / PROOF, msgspec.json.encode(proof), mode=PRIVATE)
 
 

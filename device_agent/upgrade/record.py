@@ -64,7 +64,7 @@ class UpgradeTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"deployment {self.deployment[:80]!r}: {MOST_DEPLOYMENT} characters of one line at most")
 
 
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
+class HealthProof(msgspec.Struct, frozen=True, kw_only=True):
     """Proof that the running agent is connected, and the broker has acknowledged its first report.
 
     Attributes:
@@ -118,7 +118,7 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
     passed_over: UpgradeTarget | None = None
     format: int = FORMAT
 
-    def is_of(self, target: UpgradeTarget) -> bool:
+    def matches_target(self, target: UpgradeTarget) -> bool:
         """Check that this record results from a request, by version, deployment and attempt."""
         return (self.to, self.deployment, self.attempt) == (target.version, target.deployment, target.attempt)
 
@@ -161,7 +161,7 @@ def write_upgrade(home: Path, record: UpgradeRecord) -> None:
     replace_file(home / RECORD, data, mode=READABLE)
 
 
-def find_home() -> Path | None:
+def find_versions_folder() -> Path | None:
     """Return the folder of versions that this process runs from; None in a checkout or a custom container."""
     override = os.environ.get(HOME_VARIABLE, "")
     home = Path(override) if override else Path(sys.prefix).resolve().parent

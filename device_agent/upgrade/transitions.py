@@ -67,7 +67,7 @@ def is_rolling_back(record: UpgradeRecord) -> bool:
     return bool(record.reason) and record.state in ("trial", "committed")
 
 
-def find_goal(record: UpgradeRecord) -> str:
+def target_version(record: UpgradeRecord) -> str:
     """Return the version that must run according to a record; empty if it does not matter."""
     if is_rolling_back(record):
         return record.from_ if record.state == "trial" else record.previous
@@ -81,7 +81,7 @@ def is_handled(record: UpgradeRecord, target: UpgradeTarget, current: str) -> bo
     wish = target.deployment, target.attempt
     if record.state == "rolled-back" and (record.from_, record.deployment, record.attempt) == (current, *wish):
         return target.version in (record.to, current)
-    return record.is_of(target) and record.state not in ("none", "superseded")
+    return record.matches_target(target) and record.state not in ("none", "superseded")
 
 
 def begin_upgrade(record: UpgradeRecord, target: UpgradeTarget, current: str) -> UpgradeRecord:
@@ -113,7 +113,7 @@ def _select_previous(record: UpgradeRecord, current: str) -> str:
     return record.previous if record.previous != current else ""
 
 
-def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: object) -> UpgradeRecord:
+def apply_event(record: UpgradeRecord, event: Event, reason: str = "", **change: object) -> UpgradeRecord:
     """Return the record after an event.
 
     Args:
@@ -157,15 +157,15 @@ def find_failure(record: UpgradeRecord, target: UpgradeTarget) -> str:
     return next((failure.reason for failure in same), "")
 
 
-def next_attempt(record: UpgradeRecord, version: str) -> int:
+def next_attempt_number(record: UpgradeRecord, version: str) -> int:
     """Return the next attempt number for an installation by hand, above those that failed."""
     return max((failure.attempt for failure in record.failed if failure.release == version), default=0) + 1
 
 
-def select_retained(record: UpgradeRecord, current: str) -> frozenset[str]:
+def select_retained_versions(record: UpgradeRecord, current: str) -> frozenset[str]:
     """Return the versions that must stay installed."""
     trial = {record.from_, record.to} if record.state in PENDING | {"trial"} else set[str]()
-    return frozenset({current, record.previous, find_goal(record), *trial} - {""})
+    return frozenset({current, record.previous, target_version(record), *trial} - {""})
 
 
 def filter_serials(serials: Mapping[str, int], retained: frozenset[str]) -> dict[str, int]:

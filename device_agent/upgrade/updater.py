@@ -33,7 +33,7 @@ from device_agent.upgrade.record import (
     CURRENT,
     RECORD,
     UPDATER,
-    Proof,
+    HealthProof,
     UpgradeRecord,
     UpgradeTarget,
     read_upgrade,
@@ -113,7 +113,7 @@ class Updater:
             self.record = record
 
     def _record_event(self, event: Event, reason: str = "", **change: object) -> None:
-        self._write(transitions.advance(self.record, event, reason, **change))
+        self._write(transitions.apply_event(self.record, event, reason, **change))
         log.info("version %s: %s%s", self.record.to, self.record.state, f": {reason}" if reason else "")
 
     def _resume_trial(self) -> None:
@@ -142,7 +142,7 @@ class Updater:
     def _observe(self, seconds: float) -> TrialObservation:
         status = self.service.read_status()
         proof = self.agent.read_proof()
-        is_proven = proof == Proof(version=self.record.to, nonce=self.record.nonce)
+        is_proven = proof == HealthProof(version=self.record.to, nonce=self.record.nonce)
         return TrialObservation(self.versions.current(), seconds, is_proven, status.restarts, status.has_failed)
 
     def _end_trial(self, event: Event, reason: str) -> None:
@@ -157,7 +157,7 @@ class Updater:
 
     def _roll_back(self) -> None:
         """Switch to the version that the record says to roll back to."""
-        record, goal = self.record, transitions.find_goal(self.record)
+        record, goal = self.record, transitions.target_version(self.record)
         if self.versions.current() in (record.to, goal):
             self._switch(goal, back=True)
             self.versions.switch(UPDATER, goal)
@@ -191,7 +191,7 @@ class Updater:
     def _remove_unused(self) -> None:
         if self.record.state == "committed" and self.versions.current() == self.record.to != self.versions.updater():
             self.versions.switch(UPDATER, self.record.to)  # interrupted after the record was written
-        retained = transitions.select_retained(self.record, self.versions.current())
+        retained = transitions.select_retained_versions(self.record, self.versions.current())
         self._write(replace(self.record, serials=transitions.filter_serials(self.record.serials, retained)))
         with suppress(OSError):  # leftovers only cost disk space
             self.versions.remove_unused(retained)

@@ -83,7 +83,6 @@ async def persist(
 
     Args:
         worker: Runs the write outside the event loop.
-        retry_s: Seconds between attempts.
 
     Raises:
         Unwritable: The disk refuses, and `retry_s` is None.

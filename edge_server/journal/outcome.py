@@ -105,7 +105,6 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a run.
 
     Attributes:
-        outcome: See `edge_server.journal.runs.outcome_of`.
         missed: Ended rounds without a new model.
         failed: Devices whose last task failed, with the cause.
         refused: Neighbours whose models were refused.

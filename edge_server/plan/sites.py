@@ -147,7 +147,6 @@ def check_sites(sites: SitesPlan, devices: Sequence[str], rounds: int, least: in
 
     Args:
         devices: Names of the plan's devices.
-        least: `cohort.min_devices`.
 
     Raises:
         ConfigError: A check failed.

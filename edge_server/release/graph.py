@@ -182,7 +182,7 @@ def _serialise(proto: Any) -> bytes:
     return data
 
 
-def open_graph(data: bytes, tree: Tree | None = None) -> InferenceSession:
+def create_session(data: bytes, tree: Tree | None = None) -> InferenceSession:
     """Open a graph in ONNX Runtime, on one CPU thread.
 
     Args:
@@ -209,8 +209,8 @@ def run_session(session: InferenceSession, inputs: Tensor) -> NDArray[np.float32
 
 
 def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[np.float32]:
-    """Open a graph as `open_graph` does and run it on float32 inputs of shape (B, ...)."""
-    return run_session(open_graph(data, tree), inputs)
+    """Open a graph as `create_session` does and run it on float32 inputs of shape (B, ...)."""
+    return run_session(create_session(data, tree), inputs)
 
 
 def relative_error(outputs: NDArray[np.float32], expected: Tensor) -> float:

@@ -24,8 +24,8 @@ from edge_server.release.graph import (
     INPUT,
     OUTPUT,
     TracedGraph,
+    create_session,
     embed_weights,
-    open_graph,
     relative_error,
     run_session,
     trace_graph,
@@ -184,7 +184,7 @@ def measure_reduction(
         graphs: Trained network and reduced one, each with the parameters to bind.
         sizes: Bytes of their parameter files, in the same order.
     """
-    before, after = (open_graph(*graph) for graph in graphs)
+    before, after = (create_session(*graph) for graph in graphs)
     expected, reduced = (_run_batches(session, examples.inputs) for session in (before, after))
     labels = examples.labels.numpy()
     accuracies = [float((outputs.argmax(1) == labels).mean()) for outputs in (expected, reduced)]

@@ -166,7 +166,6 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
     """Return the traces of all sites whose run names start with `source`; None if that is not a run of several sites.
 
     Args:
-        source: As `find_source`.
         data_root: Folder of data sets.
 
     Raises:

@@ -46,7 +46,6 @@ class ConnectedNeighbours:
     Attributes:
         row: The site's row of the mixing matrix.
         mixing: The algorithm's choice of what is mixed.
-        most_norm: `round.most_norm`.
         first: Creates the run's initial state.
         last_mixed: Sketch of our parameters after the last gossip with each neighbour's model.
     """

@@ -59,7 +59,6 @@ async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord],
     """Run a trial of several sites until all their runs have ended; no process is left afterwards.
 
     Args:
-        sites: Result of `local_sites`.
         tell: Receives every record with its site.
 
     Raises:

@@ -55,7 +55,6 @@ def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any],
     """Run a session, and terminate the run after `MOST_RUN_S`.
 
     Args:
-        session: An `onnxruntime.InferenceSession`.
         outputs: Names of the outputs to compute.
         what: Name for the log line and the error, such as `release digits/3`.
 

@@ -36,7 +36,6 @@ class Lack(msgspec.Struct, frozen=True):
 
     Attributes:
         what: `QoS 1`, `message size`, `retained messages` or `will`.
-        found: Observed failure.
         setting: Broker setting that corrects it.
     """
 

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from device_agent.upgrade.package_file import unpack_package
-from device_agent.upgrade.record import Proof, UpgradeRecord, UpgradeTarget
+from device_agent.upgrade.record import HealthProof, UpgradeRecord, UpgradeTarget
 from edge_server.gateway.packages.deb import read_facts
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.state_formats import decode_small
@@ -22,7 +22,7 @@ from tests.fuzz.damages import Damages
 from tests.fuzz.trees import cut_and_spliced
 
 FOLDER = "opt/fieldfleet/2"
-RECORDS = (UpgradeRecord, UpgradeTarget, Proof)
+RECORDS = (UpgradeRecord, UpgradeTarget, HealthProof)
 
 
 @cache
@@ -128,7 +128,7 @@ def record_seeds() -> list[bytes]:
     said = (
         UpgradeRecord(state="trial", to="2", from_="1", nonce="ab"),
         UpgradeTarget(version="2"),
-        Proof(version="2", nonce="a"),
+        HealthProof(version="2", nonce="a"),
     )
     return [bytes([number]) + msgspec.json.encode(one) for number, one in enumerate(said)]
 

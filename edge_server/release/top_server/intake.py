@@ -48,7 +48,7 @@ class PendingRequest:
 
 
 @dataclass
-class Intake:
+class RequestBuffer:
     """Pending requests of all devices.
 
     Attributes:

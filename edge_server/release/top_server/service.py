@@ -18,7 +18,7 @@ from edge_server.fleet.admission import MOST_BYTES, Admission, longest_packet
 from edge_server.fleet.subscriptions import Subscriptions
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
-from edge_server.release.top_server.intake import Intake, PendingRequest
+from edge_server.release.top_server.intake import PendingRequest, RequestBuffer
 from edge_server.release.top_server.metrics import TopServerMetrics
 from edge_server.release.top_server.upper_halves import UpperHalves
 from shared.errors import Unreachable, WireError
@@ -73,7 +73,7 @@ class TopServer:
     transport: Transport
     clock: Clock
     worker: Worker
-    intake: Intake
+    intake: RequestBuffer
     halves: UpperHalves
     window_bytes: int
     closed_topics: set[bytes] = field(default_factory=set)
@@ -263,7 +263,7 @@ def compose(config: ServerConfig, transport: Transport, *, clock: Clock = monoto
     """Create the service from its configuration."""
     tops, link = config.tops, config.link
     limit = tops.max_features_mb << 20
-    intake = Intake(config.site, transport, clock, link.policy(limit), tops.held_mb << 20, tops.waiting)
+    intake = RequestBuffer(config.site, transport, clock, link.policy(limit), tops.held_mb << 20, tops.waiting)
     halves = UpperHalves(Path(config.data_dir), tops.threads, tops.releases, limit)
     return TopServer(config.site, transport, clock, in_thread, intake, halves, link.window * link.frame_bytes)
 

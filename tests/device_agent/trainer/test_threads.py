@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from device_agent.trainer.step_timing import forward_backward
-from device_agent.trainer.threads import FILE, Threads, find_fastest, list_candidates
+from device_agent.trainer.threads import FILE, ThreadTuner, find_fastest, list_candidates
 
 
 class Machine:
@@ -27,8 +27,8 @@ class Machine:
         self.steps += 1
         self.now += self.seconds.get(self.count, 1.0)
 
-    def threads(self, cpus: int = 8) -> Threads:
-        return Threads(cpus, self.apply, lambda: self.now)
+    def threads(self, cpus: int = 8) -> ThreadTuner:
+        return ThreadTuner(cpus, self.apply, lambda: self.now)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from device_agent.upgrade.record import (
     PROOF,
     RECORD,
     UpgradeRecord,
-    find_home,
+    find_versions_folder,
     read_upgrade,
     running_version,
     write_upgrade,
@@ -65,12 +65,12 @@ def test_a_process_knows_the_folder_of_versions_that_it_is_one_of(tmp_path, monk
     (tmp_path / "current").symlink_to("1")
     monkeypatch.delenv(records.HOME_VARIABLE, raising=False)
     monkeypatch.setattr(records.sys, "prefix", str(tmp_path / "current"))
-    assert find_home() == tmp_path
+    assert find_versions_folder() == tmp_path
     assert running_version(tmp_path) == "1"
     monkeypatch.setattr(records.sys, "prefix", str(tmp_path / "elsewhere" / "venv"))
-    assert find_home() is None
+    assert find_versions_folder() is None
     monkeypatch.setenv(records.HOME_VARIABLE, str(tmp_path))
-    assert find_home() == tmp_path
+    assert find_versions_folder() == tmp_path
     assert running_version(tmp_path) == "1"
 
 

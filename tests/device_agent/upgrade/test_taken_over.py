@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.upgrade import updater
 from device_agent.upgrade.record import FOLDER, MOST_BYTES, RECORD, WANTED, read_upgrade
-from device_agent.upgrade.transitions import advance, mark_rollback
+from device_agent.upgrade.transitions import apply_event, mark_rollback
 from device_agent.upgrade.versions import is_older
 from shared.errors import CorruptFile, Unwritable
 from tests.device_agent.upgrade.test_updater import take
@@ -70,7 +70,7 @@ def test_reasons_are_one_line_that_a_terminal_shows_as_it_is(board):
     board.want("2")
     record = take(board)
     told = "no\x1b[2Jversion 9\ncommitted" + "x" * 10_000
-    for found in (mark_rollback(record, told), advance(mark_rollback(record, told), "back", told)):
+    for found in (mark_rollback(record, told), apply_event(mark_rollback(record, told), "back", told)):
         assert found.reason.isprintable()
         assert found.reason.startswith("no?[2Jversion 9?committed")
 

@@ -11,7 +11,7 @@ from shared.protocol.update import ENDED, MOST_REMEMBERED
 
 WANTED = UpgradeTarget(version="2", deployment="d", attempt=1, probation_s=120)
 STAGED = replace(transitions.begin_upgrade(UpgradeRecord(), WANTED, "1"), state="staged")
-TRIAL = transitions.advance(STAGED, "switched", nonce="n", boot="a", boots=1)
+TRIAL = transitions.apply_event(STAGED, "switched", nonce="n", boot="a", boots=1)
 
 
 def test_a_trial_goes_on_until_it_is_proven_or_something_speaks_against_it():
@@ -40,35 +40,35 @@ def test_boots_and_starts_are_counted_apart():
 
 def test_a_condemned_version_is_left_by_whoever_reads_the_record():
     assert not transitions.is_rolling_back(TRIAL)
-    assert transitions.find_goal(TRIAL) == "2"
+    assert transitions.target_version(TRIAL) == "2"
     condemned = transitions.mark_rollback(TRIAL, "it is mute")
     assert transitions.is_rolling_back(condemned)
-    assert transitions.find_goal(condemned) == "1"
-    kept = transitions.advance(TRIAL, "passed")
-    assert (kept.previous, transitions.find_goal(kept)) == ("1", "2")
-    assert transitions.find_goal(transitions.mark_rollback(kept, "asked for")) == "1"
-    gone = transitions.advance(transitions.mark_rollback(kept, "asked for"), "back", "asked for")
+    assert transitions.target_version(condemned) == "1"
+    kept = transitions.apply_event(TRIAL, "passed")
+    assert (kept.previous, transitions.target_version(kept)) == ("1", "2")
+    assert transitions.target_version(transitions.mark_rollback(kept, "asked for")) == "1"
+    gone = transitions.apply_event(transitions.mark_rollback(kept, "asked for"), "back", "asked for")
     assert (gone.state, gone.from_, gone.previous) == ("rolled-back", "1", "")
     assert gone.state in ENDED
 
 
 def test_what_failed_is_remembered_by_version_and_attempt():
-    record = transitions.advance(replace(TRIAL, attempt=3), "worse", "it is mute")
+    record = transitions.apply_event(replace(TRIAL, attempt=3), "worse", "it is mute")
     assert transitions.find_failure(record, replace(WANTED, attempt=3)) == "it is mute"
     assert transitions.find_failure(record, replace(WANTED, attempt=4)) == ""
     assert transitions.find_failure(record, replace(WANTED, version="3")) == ""
-    assert transitions.next_attempt(record, "2") == 4
+    assert transitions.next_attempt_number(record, "2") == 4
     for number in range(MOST_REMEMBERED):
-        record = transitions.advance(replace(TRIAL, to=f"3.{number}"), "worse", "too")
+        record = transitions.apply_event(replace(TRIAL, to=f"3.{number}"), "worse", "too")
         record = replace(record, state="trial")
     assert len(record.failed) <= MOST_REMEMBERED
 
 
 def test_versions_that_may_be_needed_stay():
-    assert transitions.select_retained(TRIAL, "2") == {"1", "2"}
-    kept = transitions.advance(TRIAL, "passed")
-    assert transitions.select_retained(kept, "2") == {"1", "2"}
+    assert transitions.select_retained_versions(TRIAL, "2") == {"1", "2"}
+    kept = transitions.apply_event(TRIAL, "passed")
+    assert transitions.select_retained_versions(kept, "2") == {"1", "2"}
     next_one = replace(transitions.begin_upgrade(kept, replace(WANTED, version="3"), "2"), state="staged")
-    assert transitions.select_retained(next_one, "2") == {"1", "2", "3"}
-    assert transitions.select_retained(replace(next_one, state="refused"), "2") == {"1", "2"}
+    assert transitions.select_retained_versions(next_one, "2") == {"1", "2", "3"}
+    assert transitions.select_retained_versions(replace(next_one, state="refused"), "2") == {"1", "2"}
     assert transitions.filter_serials({"1": 1, "2": 2, "3": 3}, frozenset({"1", "3"})) == {"1": 1, "3": 3}

@@ -20,7 +20,7 @@ from device_agent.exchange.download import Download
 from device_agent.upgrade.agent_service import ServiceStatus
 from device_agent.upgrade.inputs import UpgradeRequest
 from device_agent.upgrade.proof import mark_busy
-from device_agent.upgrade.record import FOLDER, PROOF, WANTED, Proof, UpgradeRecord, UpgradeTarget, read_upgrade
+from device_agent.upgrade.record import FOLDER, PROOF, WANTED, HealthProof, UpgradeRecord, UpgradeTarget, read_upgrade
 from device_agent.upgrade.updater import Updater
 from shared.protocol import wire
 from shared.protocol.inference.rollout import ModelStatus, Offer, Releases, Withdraw
@@ -65,7 +65,7 @@ class LiveBoard(UpgradeBoard):
         """Run the version that `current` leads to; it proves itself."""
         version = (self.home / "current").readlink().name
         if nonce := self.record().nonce:
-            (self.state / FOLDER / PROOF).write_bytes(msgspec.json.encode(Proof(version=version, nonce=nonce)))
+            (self.state / FOLDER / PROOF).write_bytes(msgspec.json.encode(HealthProof(version=version, nonce=nonce)))
         clock = asyncio.get_running_loop().time
         way = {"policy": Policy(16, 2.0, 1 << 30), "spool": "agent", "frames_on": "parts", "wants_on": "lacks"}
         download = Download(self.transport, SITE, DEVICE, self.state, inline, clock, **way)

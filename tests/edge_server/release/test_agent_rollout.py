@@ -25,7 +25,7 @@ from device_agent.upgrade.record import (
     read_upgrade,
     write_upgrade,
 )
-from device_agent.upgrade.transitions import advance, begin_upgrade
+from device_agent.upgrade.transitions import apply_event, begin_upgrade
 from edge_server.gateway.initialise import SiteSettings as WantedSite
 from edge_server.gateway.initialise import initialise
 from edge_server.gateway.packages.store import add_packages
@@ -137,9 +137,9 @@ class UpgradingBoard:
                 wanted, record = msgspec.json.decode(path.read_bytes(), type=UpgradeTarget), self.record()
                 if wanted.version == record.previous and record.state == "committed":
                     self.version = record.previous
-                    write_upgrade(self.home, advance(record, "back", "taken back"))
+                    write_upgrade(self.home, apply_event(record, "back", "taken back"))
                     await self.start_agent()
-                elif not record.is_of(wanted) and wanted.version != self.version:
+                elif not record.matches_target(wanted) and wanted.version != self.version:
                     await self.take(wanted)
             await asyncio.sleep(1.0)
 
@@ -150,11 +150,11 @@ class UpgradingBoard:
             build = find_build(manifest, self.arch, "3.11")
             assert sha256_of((folder / f"{wanted.version}.deb").read_bytes()) == build.sha256
         except FieldFleetError as error:
-            write_upgrade(self.home, advance(record, "refused", str(error)))
+            write_upgrade(self.home, apply_event(record, "refused", str(error)))
             return
         serials = {**record.serials, manifest.version: manifest.serial}
         for event in ("fetched", "verified", "staged", "switched"):
-            record = advance(record, event, serials=serials)
+            record = apply_event(record, event, serials=serials)
         write_upgrade(self.home, record)
         self.version = wanted.version
         self.trials.append(wanted.version)
@@ -165,9 +165,9 @@ class UpgradingBoard:
         await asyncio.sleep(record.probation_s / 2)
         if record.to in self.bad:
             self.version = record.from_
-            write_upgrade(self.home, advance(record, "worse", "it did not connect within its probation"))
+            write_upgrade(self.home, apply_event(record, "worse", "it did not connect within its probation"))
         else:
-            write_upgrade(self.home, advance(record, "passed"))
+            write_upgrade(self.home, apply_event(record, "passed"))
         await self.start_agent()
 
 
