@@ -76,7 +76,7 @@ class RemoteTop:
     jitter: Random = field(default_factory=Random)
     _queue: asyncio.Queue[_PendingRequest] = field(default_factory=lambda: asyncio.Queue(MOST_WAITING))
     _replies: asyncio.Queue[tuple[Message, int]] | None = None
-    _server: Status | None = None
+    server_status: Status | None = None
     _room: Room = field(default_factory=Room)
     _number: int = 0
     _backoff_s: float = 0.0
@@ -113,7 +113,7 @@ class RemoteTop:
 
     def _find_outage(self, now: float) -> str:
         """Return why the server cannot be asked now; empty if it may answer."""
-        if self._server is not None and not self._server.online:
+        if self.server_status is not None and not self.server_status.online:
             return "the process that serves the server's half has ended"
         if now < self._backoff_until:
             return f"the server's half did not answer recently; next attempt in {self._backoff_until - now:.1f} s"
@@ -140,7 +140,7 @@ class RemoteTop:
             if parse_channel(name) == "status":
                 if not isinstance(message, Status):
                     continue
-                self._server = message
+                self.server_status = message
                 if message.online:
                     self._backoff_s = self._backoff_until = 0.0
             if self._replies:

@@ -231,7 +231,7 @@ async def answered(way: RemoteTop, lower: LowerHalf) -> TopReply:
 
 async def gone(way: RemoteTop, lower: LowerHalf) -> None:
     """Wait until the end of the server's process is known."""
-    while way._server is None or way._server.online:  # noqa: ASYNC110 - its status comes from the broker
+    while way.server_status is None or way.server_status.online:  # noqa: ASYNC110 - its status comes from the broker
         await asyncio.sleep(0.02)
     with pytest.raises(Unreachable):
         await way(lower.half, lower.features(), 5.0)

@@ -33,7 +33,7 @@ FIX, MIX = "fix_loss", "mix_loss"
 
 
 @dataclass(frozen=True)
-class PseudoLabels:
+class PseudoLabelledData:
     """Pseudo-labels of a device's examples.
 
     Attributes:
@@ -99,7 +99,7 @@ def make_mixed_batch(
 
 
 @torch.no_grad()
-def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: float) -> PseudoLabels:
+def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: float) -> PseudoLabelledData:
     """Return a network's pseudo-labels for all of a device's examples, in evaluation mode with the received statistics.
 
     Args:
@@ -118,11 +118,11 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
         share, label = outputs.softmax(1).max(1)
         likeliest.append(share)
         labels.append(label)
-    return PseudoLabels(torch.cat(labels), (torch.cat(likeliest) >= threshold).nonzero().flatten())
+    return PseudoLabelledData(torch.cat(labels), (torch.cat(likeliest) >= threshold).nonzero().flatten())
 
 
 def iterate_mixed_batches(
-    settings: SemiflSettings, batches: Batches, pseudo: PseudoLabels, assignment: Assignment
+    settings: SemiflSettings, batches: Batches, pseudo: PseudoLabelledData, assignment: Assignment
 ) -> Iterator[MixedBatch]:
     """Yield the batches of a device's epochs: the fix set, with equally many draws from all.
 
