@@ -131,7 +131,7 @@ def test_one_figure_that_rotted_costs_that_record_and_the_later_ones(closed, aft
     needle = b'"seconds":7.0'
     found = after(closed, JOURNAL, lambda data: data.replace(needle, b'"seconds":8.0'))
     assert found == RECORDS[:6]
-    assert log_messages(caplog, "record 7", "journal.sqlite.corrupt-1")
+    assert log_messages(caplog, 7, "journal.sqlite.corrupt-1")
 
 
 def test_a_record_that_was_taken_out_is_missed(closed, tmp_path):
@@ -140,8 +140,8 @@ def test_a_record_that_was_taken_out_is_missed(closed, tmp_path):
     with sqlite3.connect(tmp_path / "run" / JOURNAL) as connection:
         connection.execute("DELETE FROM records WHERE seq = 5")
     connection.close()
-    with pytest.raises(CorruptFile, match=naming(tmp_path / "run" / JOURNAL, "record 5")):
-        read_records(tmp_path / "run")
+    with pytest.raises(CorruptFile, match=naming(tmp_path / "run" / JOURNAL, 5)):
+        read(tmp_path / "run")
 
 
 def test_only_the_last_damaged_journals_are_kept(closed, tmp_path):
