@@ -104,7 +104,7 @@ def test_eight_bits_on_a_board(tmp_path, give):
     assert "int8" in kinds
     code, shown, _ = give("show", "tiny")
     assert code == 0
-    assert f"int8, accuracy {told.accuracy:.4f} for {told.accuracy_before:.4f} on 300 examples" in shown
+    assert names_all(shown, "int8", f"{told.accuracy:.4f}", f"{told.accuracy_before:.4f}", 300)
 
 
 def test_the_same_release_is_not_made_twice_though_it_was_faster_that_time(tmp_path, give):
