@@ -141,7 +141,7 @@ def test_a_record_that_was_taken_out_is_missed(closed, tmp_path):
         connection.execute("DELETE FROM records WHERE seq = 5")
     connection.close()
     with pytest.raises(CorruptFile, match=naming(tmp_path / "run" / JOURNAL, 5)):
-        read(tmp_path / "run")
+        read_records(tmp_path / "run")
 
 
 def test_only_the_last_damaged_journals_are_kept(closed, tmp_path):
