@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
-from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_command
+from shared.runtime.command_line import add_command, add_general_options, missing_extra, parse_all, run_command
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -61,12 +61,12 @@ def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of those in `loaded`, whose modules it imports."""
     parser = argparse.ArgumentParser(
         prog="device-agent",
-        description="The agent of one board.",
+        description="Device agent of a fieldfleet site: measures, trains and serves models on one board.",
         epilog="Exit codes: 0 success, 1 failure or failed check, 2 configuration error, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary)
+        verb = add_command(verbs, name, summary)
         if name in loaded:
             _module(name).add(verb)
     add_general_options(parser)

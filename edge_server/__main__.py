@@ -24,7 +24,14 @@ from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime.command_line import add_config, add_general_options, missing_extra, parse_all, run_command
+from shared.runtime.command_line import (
+    add_command,
+    add_config,
+    add_general_options,
+    missing_extra,
+    parse_all,
+    run_command,
+)
 from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
@@ -104,42 +111,42 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="The server of one site: run plans with its devices, record and replay runs.",
-        epilog="Exit codes: 0 success, 1 incomplete, 2 something to edit, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 configuration error, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = verbs.add_parser("run", help="run a plan with the devices of the site, or resume an interrupted run")
+    run = add_command(verbs, "run", "run a plan with the devices of the site, or resume an interrupted run")
     add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
     run.add_argument("--again", action="store_true", help="start a new run of a plan that has ended")
-    runs_command.arguments(verbs.add_parser("runs", help="list, remove or prune runs"))
-    sites_command.arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, coordinator"))
-    show = verbs.add_parser("show", help="show the rounds of a run")
+    runs_command.arguments(add_command(verbs, "runs", "list, remove or prune runs"))
+    sites_command.arguments(add_command(verbs, "sites", "show a site's peers: rounds, bytes, coordinator"))
+    show = add_command(verbs, "show", "show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     show.add_argument("--devices", action="store_true", help="show a column for each device, even if there are many")
     folders.add_options(show, form=True)
-    _explain(verbs.add_parser("explain", help="explain the decisions for each device in a round"))
-    _devices(verbs.add_parser("devices", help="show the devices of a site and their latest measurements"))
-    _models(verbs.add_parser("models", help="list the models, or show the cuts of one"))
-    _replay(verbs.add_parser("replay", help="run a plan, or replay a recorded run, on this machine in virtual time"))
-    trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
-    _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
-    commands.plan_arguments(verbs.add_parser("plan", help="check a plan, or print the reference of plan keys"))
-    config_command.arguments(verbs.add_parser("config", help="print every key of a server's file"))
-    _chaos(verbs.add_parser("chaos", help="run a plan live on this machine while killing its processes at random"))
-    study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
+    _explain(add_command(verbs, "explain", "explain the decisions for each device in a round"))
+    _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
+    _models(add_command(verbs, "models", "list the models, or show the cuts of one"))
+    _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
+    trial = add_command(verbs, "trial", "run a field trial").add_subparsers(dest="verb", required=True, metavar="VERB")
+    _trial_run(add_command(trial, "run", "run a plan live, with the connected devices or on this machine"))
+    commands.plan_arguments(add_command(verbs, "plan", "check a plan, or print the reference of plan keys"))
+    config_command.arguments(add_command(verbs, "config", "print every key of a server's file"))
+    _chaos(add_command(verbs, "chaos", "run a plan live on this machine while killing its processes at random"))
+    study = add_command(verbs, "study", "run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
     folders.add_options(study, data=True, form=True)
-    report = verbs.add_parser("report", help="compare runs in one page, CSV or JSON file")
+    report = add_command(verbs, "report", "compare runs in one page, CSV or JSON file")
     report_command.arguments(report)
     folders.add_options(report)
-    export = verbs.add_parser("export", help="write a run's model as one file: ONNX, safetensors or TorchScript")
+    export = add_command(verbs, "export", "write a run's model as one file: ONNX, safetensors or TorchScript")
     release_command.export_arguments(export)
-    releases = verbs.add_parser("release", help="create, list, show, export or delete releases of trained models")
+    releases = add_command(verbs, "release", "create, list, show, export or delete releases of trained models")
     release_command.release_arguments(releases)
-    tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features from devices")
+    tops = add_command(verbs, "serve-tops", "run the upper halves of releases on features from devices")
     add_config(tops, "server.toml", "the server's configuration file; see [tops]")
-    rollouts = verbs.add_parser("rollout", help="roll out a release to the boards of a site in waves")
+    rollouts = add_command(verbs, "rollout", "roll out a release to the boards of a site in waves")
     rollout_command.arguments(rollouts)
-    trace_command.arguments(verbs.add_parser("trace", help="export, import or check portable traces of runs"))
+    trace_command.arguments(add_command(verbs, "trace", "export, import or check portable traces of runs"))
     _gateway(verbs)
     add_general_options(parser)
     return parser
@@ -147,10 +154,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a gateway."""
-    site_command.arguments(verbs.add_parser("site", help="manage the gateway of a site: its CAs, broker and files"))
-    site_command.revoke_arguments(verbs.add_parser("revoke", help="revoke a device immediately and permanently"))
+    site_command.arguments(add_command(verbs, "site", "manage the gateway of a site: its CAs, broker and files"))
+    site_command.revoke_arguments(add_command(verbs, "revoke", "revoke a device immediately and permanently"))
     gateway_commands.add_commands(verbs)
-    add_setup_arguments(verbs.add_parser("setup", help="install PyTorch and CVXPY beside the Debian package"))
+    add_setup_arguments(add_command(verbs, "setup", "install PyTorch and CVXPY beside the Debian package"))
 
 
 def _chaos(parser: argparse.ArgumentParser) -> None:

@@ -37,10 +37,12 @@ STANDARD_INPUT = "-"
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Join a site with a one-time token. Exit codes: 0 joined; 2 the token is used, expired or unknown, or the file "
-        "needs an edit; 3 the gateway is not the one that the token names; 4 a clock is wrong; 5 no answer. It can "
-        "be repeated safely. It writes the agent's file if that is missing. Run by root, it joins as the agent's "
-        "user and starts the package's service."
+        "Join a site with a one-time token, and write the agent's file if it is missing. Run as root, it joins as the "
+        "agent's user and starts the package's service. It is safe to repeat."
+    )
+    parser.epilog = (
+        "Exit codes: 0 joined; 2 configuration error, or the token is used, expired or unknown; 3 the gateway is not "
+        "the one that the token names; 4 a clock is wrong; 5 no answer."
     )
     help_ = "token printed by `edge-server enrol`; prefer `-` (standard input), since other users may see command lines"
     parser.add_argument("token", metavar="TOKEN", nargs="?", default=STANDARD_INPUT, help=help_)

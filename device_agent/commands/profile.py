@@ -24,6 +24,7 @@ from device_agent.profile.load import (
     read_source,
 )
 from shared.errors import ConfigError
+from shared.runtime.command_line import add_command
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
@@ -36,7 +37,7 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
-    show = verbs.add_parser("show", help="print the profile of this board")
+    show = add_command(verbs, "show", "print the profile of this board")
     show.add_argument(
         "--format",
         choices=("toml", "json"),
@@ -44,14 +45,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="toml: the file with its comments (default); json: all values",
     )
     _add_board_options(show)
-    _add_board_options(verbs.add_parser("list", help="list all shipped profiles; a star marks this board's"))
-    check = verbs.add_parser("check", help="validate profile files")
+    _add_board_options(add_command(verbs, "list", "list all shipped profiles; a star marks this board's"))
+    check = add_command(verbs, "check", "validate profile files")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
     for name, summary in (
         ("plan", "print the changes without applying them"),
         ("apply", "apply the changes until Ctrl-C, then restore everything"),
     ):
-        verb = verbs.add_parser(name, help=summary)
+        verb = add_command(verbs, name, summary)
         verb.add_argument("--governor", default="", help="governor of all CPU frequency policies")
         verb.add_argument("--max-mhz", type=float, default=0.0, metavar="MHZ", help="highest clock; rounded down")
         verb.add_argument("--power-mode", default="", metavar="NAME", help="power mode of a Jetson")

@@ -22,6 +22,7 @@ from shared import registry
 from shared.config_reference import add_format, write_reference
 from shared.errors import ConfigError
 from shared.runtime import processes
+from shared.runtime.command_line import add_command
 from shared.runtime.processes import loading
 from shared.runtime.service import notify_supervisor
 from shared.runtime.text_table import terminal_columns, write_text
@@ -308,7 +309,7 @@ def _print_json(value: object) -> None:
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server plan`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    check = verbs.add_parser("check", help="validate a plan, and show how its sites mix their models")
+    check = add_command(verbs, "check", "validate a plan, and show how its sites mix their models")
     check.add_argument("plan", type=Path, metavar="PLAN", help="plan file")
     root = folders.default_data_root()
     help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
@@ -316,7 +317,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "server's configuration file, for its own models and data_root"
     check.add_argument("--config", type=Path, metavar="FILE", help=help_)
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
+    schema = add_command(verbs, "schema", "print every key of a plan with type, unit, default and meaning")
     add_format(schema, "edge_server/plan/REFERENCE.md")
 
 

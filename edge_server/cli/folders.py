@@ -33,7 +33,9 @@ def add_options(
         again: The parser is that of a subcommand, whose parent has these options too; values given there hold.
     """
     usual = argparse.SUPPRESS if again else None
-    parser.add_argument("--data-dir", type=Path, default=usual, metavar="DIR", help=f"runs; default: {DATA_DIR}")
+    parser.add_argument(
+        "--data-dir", type=Path, default=usual, metavar="DIR", help=f"folder of runs; default: {DATA_DIR}"
+    )
     if data:
         help_ = f"folder of data sets; default: {default_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)

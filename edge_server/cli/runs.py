@@ -14,6 +14,7 @@ from edge_server.cli import folders
 from edge_server.journal.runs import Run, all_runs, find_run, folders_of_runs, is_empty, summarise_run
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
+from shared.runtime.command_line import add_command
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import terminal_columns, write_text
 
@@ -25,12 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command, which lists runs without a verb."""
     folders.add_options(parser, form=True)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    rm = verbs.add_parser("rm", help="remove runs: their journals, checkpoints, updates and logs")
+    rm = add_command(verbs, "rm", "remove runs: their journals, checkpoints, updates and logs")
     help_ = "full name of a run; a prefix, `last` or a path must be confirmed"
     rm.add_argument("runs", nargs="+", metavar="RUN", help=help_)
     rm.add_argument("--yes", action="store_true", help="remove without a confirmation")
     rm.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
-    prune = verbs.add_parser("prune", help="remove all but the newest runs, and folders of runs that never started")
+    prune = add_command(verbs, "prune", "remove all but the newest runs, and folders of runs that never started")
     prune.add_argument("--keep", type=_parse_count, required=True, metavar="N", help="number of runs to keep")
     prune.add_argument("--unfinished", action="store_true", help="also remove runs that could be resumed")
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")

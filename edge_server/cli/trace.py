@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from edge_server.cli import folders
+from shared.runtime.command_line import add_command
 
 TRACE = "folder of a trace"
 
@@ -14,14 +15,14 @@ TRACE = "folder of a trace"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help="write a run as a folder with a header and CSV tables")
+    export = add_command(verbs, "export", "write a run as a folder with a header and CSV tables")
     export.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     export.add_argument("--out", type=Path, metavar="DIR", help="new folder; default: RUN.trace")
     export.add_argument("--anonymous", action="store_true", help="replace device names by numbers")
-    bring = verbs.add_parser("import", help="make a run from a trace, for `show`, `report` and `replay`")
+    bring = add_command(verbs, "import", "make a run from a trace, for `show`, `report` and `replay`")
     bring.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
     bring.add_argument("--as", dest="name", default="", metavar="NAME", help="name of the run")
-    check = verbs.add_parser("check", help="validate a trace and summarize it")
+    check = add_command(verbs, "check", "validate a trace and summarize it")
     check.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
     folders.add_options(export, data=True)
     folders.add_options(bring)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from shared.errors import escape_text
 from shared.runtime.durable import REMEDIES
@@ -33,6 +33,15 @@ REFUSALS: Mapping[int, str] = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS),
     **dict.fromkeys((errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), _PATH),
 }
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - as its stubs name it
+"""Type of `ArgumentParser.add_subparsers`; argparse has no public name for it."""
+
+
+def add_command(commands: Subparsers, name: str, summary: str) -> argparse.ArgumentParser:
+    """Add a command whose own help begins with its summary."""
+    return commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def add_config(parser: argparse.ArgumentParser, name: str, help_: str) -> None:

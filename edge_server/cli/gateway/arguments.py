@@ -12,6 +12,7 @@ from edge_server.gateway.enrolment.tokens import MOST_TTL_S
 from shared.errors import ConfigError
 from shared.protocol.enrolment import USUAL_PORT
 from shared.runtime import processes
+from shared.runtime.command_line import add_command
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 USUAL_DAYS = 365.0
@@ -20,15 +21,15 @@ APPROVE, FORGET = "approve", "forget"
 
 def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a gateway."""
-    enrol_arguments(verbs.add_parser("enrol", help="create, list or revoke one-time tokens by which boards join"))
+    enrol_arguments(add_command(verbs, "enrol", "create, list or revoke one-time tokens by which boards join"))
     help_ = "manage the agent versions and wheels that this gateway offers to boards"
-    packages_arguments(verbs.add_parser("packages", help=help_))
+    packages_arguments(add_command(verbs, "packages", help_))
     help_ = "serve joining boards and certificate renewals over HTTPS"
-    service_arguments(verbs.add_parser("enrolment-service", help=help_))
+    service_arguments(add_command(verbs, "enrolment-service", help_))
     help_ = "diagnose present and coming faults of this gateway, with fixes"
-    doctor_arguments(verbs.add_parser("doctor", help=help_))
+    doctor_arguments(add_command(verbs, "doctor", help_))
     help_ = "write one diagnostic archive without secrets"
-    bundle_arguments(verbs.add_parser("support-bundle", help=help_))
+    bundle_arguments(add_command(verbs, "support-bundle", help_))
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from edge_server.cli.gateway.package_import import format_builds, import_packages, import_wheels
 from edge_server.cli.gateway.site import add_folder, open_site
+from shared.runtime.command_line import add_command
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 def packages_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server packages`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    add = verbs.add_parser("add", help="add and sign packages of the agent for boards")
+    add = add_command(verbs, "add", "add and sign packages of the agent for boards")
     add.add_argument("files", nargs="+", type=Path, metavar="FILE.deb", help="package built by `make deb`")
-    wheels = verbs.add_parser("add-wheels", help="add wheels for the boards' setup, so that they need no internet")
+    wheels = add_command(verbs, "add-wheels", "add wheels for the boards' setup, so that they need no internet")
     help_ = "folder with the files that `device-agent setup train --list` names, for all kinds of boards"
     wheels.add_argument("wheels", type=Path, metavar="FOLDER", help=help_)
-    listing = verbs.add_parser("list", help="list the packages and wheels for boards")
+    listing = add_command(verbs, "list", "list the packages and wheels for boards")
     listing.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    remove = verbs.add_parser("remove", help="remove a version; boards that run it keep it")
+    remove = add_command(verbs, "remove", "remove a version; boards that run it keep it")
     remove.add_argument("version", metavar="VERSION", help="version, such as 0.4.0")
     for parser_of_verb in verbs.choices.values():
         add_folder(parser_of_verb)

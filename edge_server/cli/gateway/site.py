@@ -17,6 +17,7 @@ from edge_server.cli.gateway.package_import import import_folder, read_in_backgr
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import utc_seconds
+from shared.runtime.command_line import add_command
 from shared.runtime.support import units
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
@@ -39,7 +40,7 @@ STATE_LABELS = {"good": "ok", "advice": "note", "bad": "FAULT"}
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command and its verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    init = verbs.add_parser("init", help="create a site's files, or update them")
+    init = add_command(verbs, "init", "create a site's files, or update them")
     init.add_argument("--name", default="", metavar="NAME", help="name of the site; required the first time")
     help_ = "name or IP address of this gateway for boards; may be repeated; default: this machine's name"
     init.add_argument("--address", action="append", default=[], metavar="HOST", help=help_)
@@ -50,11 +51,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
     help_ = "import its files for boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
     init.add_argument("--packages", type=Path, default=None, metavar="FOLDER", help=help_)
-    check = verbs.add_parser("check", help="check a site's files and broker; stop a broker that is open to others")
+    check = add_command(verbs, "check", "check a site's files and broker; stop a broker that is open to others")
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    verbs.add_parser("reload", help="reload the broker's files and verify it; stop it if it does not enforce them")
-    verbs.add_parser("rotate-server", help="replace the keys of the broker, the services and the probe")
-    rotate = verbs.add_parser("rotate-ca", help="create the next site CA; both are valid until --finish")
+    add_command(verbs, "reload", "reload the broker's files and verify it; stop it if it does not enforce them")
+    add_command(verbs, "rotate-server", "replace the keys of the broker, the services and the probe")
+    rotate = add_command(verbs, "rotate-ca", "create the next site CA; both are valid until --finish")
     rotate.add_argument("--finish", action="store_true", help="reject certificates of the previous CA from now on")
     rotate.add_argument("--force", action="store_true", help="with --finish: even if boards have no other certificate")
     root = verbs.add_parser(

@@ -21,6 +21,7 @@ from shared.data.classes import format_class_names
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime import processes
+from shared.runtime.command_line import add_command
 from shared.runtime.processes import loading
 from shared.runtime.service import notify_supervisor
 from shared.runtime.text_table import TextColumn, TextTable, write_text
@@ -108,16 +109,16 @@ def _accuracy(model: RunModel) -> str:
 def release_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `release` and its verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    create = verbs.add_parser("create", help="create a release of a run's model")
+    create = add_command(verbs, "create", "create a release of a run's model")
     _model_arguments(create)
     create.add_argument("--name", metavar="NAME", help="name for applications; default: the plan's name")
     help_ = "also export two graphs, below and above a cut; default: the run's cut, or else the model's first"
     create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
     _reduction_arguments(create)
-    listing = verbs.add_parser("list", help="list the releases of a site")
-    show = verbs.add_parser("show", help="show a release and verify its files")
-    out = verbs.add_parser("export", help="write a release to a folder: manifest, graphs, parameters, probes")
-    delete = verbs.add_parser("delete", help="delete releases, and parts that no other release uses")
+    listing = add_command(verbs, "list", "list the releases of a site")
+    show = add_command(verbs, "show", "show a release and verify its files")
+    out = add_command(verbs, "export", "write a release to a folder: manifest, graphs, parameters, probes")
+    delete = add_command(verbs, "delete", "delete releases, and parts that no other release uses")
     for verb in (show, out):
         verb.add_argument("release", metavar="RELEASE", help=RELEASE)
     out.add_argument("folder", type=Path, metavar="DIR", help="new folder")

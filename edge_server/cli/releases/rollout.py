@@ -17,6 +17,7 @@ import msgspec
 from edge_server.cli import folders
 from shared.errors import ConfigError
 from shared.runtime import processes
+from shared.runtime.command_line import add_command
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command and its verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, meaning in VERBS.items():
-        verb_parser = verbs.add_parser(verb, help=meaning)
+        verb_parser = add_command(verbs, verb, meaning)
         if verb == "start":
             _start_arguments(verb_parser)
         else:

@@ -36,14 +36,14 @@ PIP_WHEELS = Path("/usr/share/python-wheels")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `setup`."""
-    help_ = "a folder with the files, so that nothing is downloaded that is there; repeat for more"
+    help_ = "take files from this folder instead of downloading them; may be repeated"
     parser.add_argument("--from", dest="folders", type=Path, action="append", default=[], metavar="DIR", help=help_)
-    help_ = f"address of an index that pip could use; default: pip's own; {TORCH_INDEX} names one more, for torch"
+    help_ = f"package index; default: the one that pip uses; {TORCH_INDEX} adds an index for torch"
     parser.add_argument("--index", action="append", default=[], metavar="URL", help=help_)
-    help_ = "certificates that the index must be signed by, such as a site's root; default: the system's"
+    help_ = "CA certificates that verify the index, such as a site's root; default: the system's"
     parser.add_argument("--ca", type=Path, default=None, metavar="FILE", help=help_)
-    parser.add_argument("--list", action="store_true", help="print the files' names and SHA-256, and do nothing")
-    parser.add_argument("--anyway", action="store_true", help="even where memory is too little")
+    parser.add_argument("--list", action="store_true", help="print the files' names and SHA-256 without installing")
+    parser.add_argument("--anyway", action="store_true", help="install even if the board has too little memory")
 
 
 def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> int:

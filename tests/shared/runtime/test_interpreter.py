@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 def extras(tmp_path, monkeypatch) -> Path:
     """Return the folder where `setup` of a package would have brought libraries."""
     monkeypatch.setattr(interpreter, "is_packaged", lambda: True)
-    monkeypatch.setattr(interpreter, "pth_path", lambda: tmp_path / "_setup.pth")
+    monkeypatch.setattr(interpreter, "setup_pth_path", lambda: tmp_path / "_setup.pth")
     (tmp_path / "_setup.pth").write_text(f"{tmp_path / 'current'}\n")
     (tmp_path / "current").mkdir()
     return tmp_path / "current"
