@@ -119,6 +119,7 @@ def find_late_constants(tree: ast.Module) -> Iterator[Place]:
         yield from ((node.lineno, name) for name in names if name.isupper() or name in {"log", "logger"})
 
 
+@cache
 def variadic_functions() -> set[str]:
     """Return the names of functions that take any number of positional arguments: ours, and those that we call."""
     ours = {
