@@ -113,7 +113,7 @@ class RealBoard:
         """Have it take what its site signs, and write the file by which nothing is connected."""
         roots = ("--home", self.home, "--roots", self.folder / "roots.pem")
         code, said, why = typed(agent_command.main, "upgrade", "trust", "--config", self.config, *roots)
-        assert (code, "signed are taken" in said) == (0, True), why
+        assert (code, "fingerprint" in said) == (0, True), why
         (self.folder / "nowhere.toml").write_text(f"{self.config.read_text()}[broker]\nport = {broker.free_port()}\n")
         assert load(self.folder / "nowhere.toml").broker.port != load(self.config).broker.port
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_begun(config: ServerConfig, plan: Plan, *, again: bool) -> bool:
-    """Return whether `run` would not start a new run of a plan."""
+    """True if `run` would resume or refuse a run instead of starting one."""
     from edge_server.journal.runs import find_ended_run, find_unfinished, run_exists  # noqa: PLC0415
 
     data_dir = Path(config.data_dir)

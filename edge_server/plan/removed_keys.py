@@ -1,4 +1,4 @@
-"""Removed plan keys: refused in a new plan, ignored in a run that began with them.
+"""Removed plan keys: refused in new plans, ignored in existing runs.
 
 Journals and traces hold every key of a plan, also those at their defaults, so old ones have the removed keys.
 """
