@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "connect to the site's broker and serve tasks until stopped",
     "join": "join a site with a one-time token",
     "probe": "show the measurements of this board",
-    "doctor": "diagnose what keeps this board from measuring and training, with fixes",
+    "doctor": "find what keeps this board from measuring and training; suggest fixes",
     "support-bundle": "write a diagnostic file for support, without secrets",
     "setup": "install PyTorch or ONNX Runtime for the packaged agent",
     "upgrade": "install an agent version signed by the site; roll back if it fails",
@@ -61,7 +61,7 @@ def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands, with the options of those in `loaded`, whose modules it imports."""
     parser = argparse.ArgumentParser(
         prog="device-agent",
-        description="Device agent of a fieldfleet site: measures, trains and serves models on one board.",
+        description="Device agent of a fieldfleet site: measures one board, trains and serves models on it.",
         epilog="Exit codes: 0 success, 1 failure or failed check, 2 configuration error, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

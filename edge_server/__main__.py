@@ -111,12 +111,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="The server of one site: run plans with its devices, record and replay runs.",
-        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 configuration error, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or configuration, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = add_command(verbs, "run", "run a plan with the devices of the site, or resume an interrupted run")
     add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
-    run.add_argument("--again", action="store_true", help="start a new run of a plan that has ended")
+    run.add_argument("--again", action="store_true", help="start a new run although the last one has ended")
     runs_command.arguments(add_command(verbs, "runs", "list, remove or prune runs"))
     sites_command.arguments(add_command(verbs, "sites", "show a site's peers: rounds, bytes, coordinator"))
     show = add_command(verbs, "show", "show the rounds of a run")
@@ -127,7 +127,9 @@ def build_parser() -> argparse.ArgumentParser:
     _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
     _models(add_command(verbs, "models", "list the models, or show the cuts of one"))
     _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
-    trial = add_command(verbs, "trial", "run a field trial").add_subparsers(dest="verb", required=True, metavar="VERB")
+    trial = add_command(verbs, "trial", "run a plan with local agents or connected devices").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
     _trial_run(add_command(trial, "run", "run a plan live, with the connected devices or on this machine"))
     commands.plan_arguments(add_command(verbs, "plan", "check a plan, or print the reference of plan keys"))
     config_command.arguments(add_command(verbs, "config", "print every key of a server's file"))

@@ -52,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
-        "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
+        "--root", type=record_board.find_root, metavar="DIR", help="folder of a recorded board, instead of this machine"
     )
     parser.add_argument("--profile", metavar="ID", help="firmware profile in place of the detected one")
     parser.add_argument(

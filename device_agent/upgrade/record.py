@@ -1,4 +1,4 @@
-"""Files shared by agent and updater: upgrade record, request and proof.
+"""Files shared by agent and updater: upgrade target, record and health proof.
 
     HOME/upgrade.json                 root: the record, world-readable
     HOME/current -> VERSION           the version that runs

@@ -1,4 +1,4 @@
-"""Explanation as text: labels, units and lines."""
+"""Format an allocation explanation as text."""
 
 from __future__ import annotations
 

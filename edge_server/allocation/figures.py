@@ -1,4 +1,4 @@
-"""Choice of each figure: measured, last good, from the plan, or default.
+"""Choose each device figure: plausible measurement, last good, plan's, or default.
 
 Reported figures are not trusted. A figure outside `BOUNDS` is ignored. One that differs from the last good figure by
 more than a factor `jump` moves it by that factor only, and must be reported again to move it further.

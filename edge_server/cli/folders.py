@@ -40,7 +40,7 @@ def add_options(
         help_ = f"folder of data sets; default: {default_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = "server's configuration file, for folders that are not given; default: the Debian package's"
+        help_ = "server's configuration file, for the folders not given here; default: the Debian package's"
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

@@ -1,4 +1,4 @@
-"""ONNX export of a network, with parameters bound to the graph by name.
+"""ONNX graph of a network: export, weight binding and PyTorch parity check.
 
 The traced copy holds random placeholders, so that the graph does not depend on training: two models of one
 architecture have the same graph, byte for byte. `torch.onnx` exports with its TorchScript exporter, which needs only

@@ -1,4 +1,4 @@
-"""Frozen network: train active neurons at the cost of these alone.
+"""Train a network's active neurons only, without computing the frozen ones' gradients.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, equations (3) and (4). https://arxiv.org/abs/2403.11464
 

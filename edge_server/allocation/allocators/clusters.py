@@ -1,4 +1,4 @@
-"""Allocator `clusters`: paper 001's keep ratios, by order of first appearance.
+"""Allocator `clusters` (FedSPU): fixed keep ratios, assigned round-robin to devices.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 4. https://arxiv.org/abs/2403.11464
 """

@@ -1,4 +1,4 @@
-"""HCEF's P2 solved jointly in rho and theta with a certified gap.
+"""Optimise HCEF's local steps and compression jointly, with a certified gap.
 
 P2 is not convex, and alternating between its blocks stops wherever both are at their limits. The energy row is its only
 coupling, so that the devices separate given its multiplier lambda:

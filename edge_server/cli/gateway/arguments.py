@@ -26,7 +26,7 @@ def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     packages_arguments(add_command(verbs, "packages", help_))
     help_ = "serve joining boards and certificate renewals over HTTPS"
     service_arguments(add_command(verbs, "enrolment-service", help_))
-    help_ = "diagnose present and coming faults of this gateway, with fixes"
+    help_ = "find present and imminent faults of this gateway; suggest fixes"
     doctor_arguments(add_command(verbs, "doctor", help_))
     help_ = "write one diagnostic archive without secrets"
     bundle_arguments(add_command(verbs, "support-bundle", help_))
@@ -59,7 +59,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="NAME", help="the board's name, such as pi-03")
     add_folder(parser)
     parser.add_argument("--ttl", type=duration_s, default=900.0, metavar="TIME", help="validity: 15m, 2h; default: 15m")
-    parser.add_argument("--count", type=int, default=0, metavar="N", help="create tokens for so many boards")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="create tokens for N boards")
     parser.add_argument(
         "--pattern", default="pi-{:02}", metavar="NAME", help="with --count: pattern of their names; default: pi-{:02}"
     )
@@ -73,7 +73,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = f"port of the enrolment service; default: that of its last start, else {USUAL_PORT}"
     parser.add_argument("--port", type=int, metavar="N", help=help_)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--list", action="store_true", help="list tokens and their users")
+    instead.add_argument("--list", action="store_true", help="list tokens and the boards that used them")
     instead.add_argument("--revoke", default="", metavar="ID", help="revoke a token")
 
 

@@ -1,4 +1,4 @@
-"""`edge-server doctor`: diagnose present and coming faults of a gateway."""
+"""`edge-server doctor`: find present and imminent faults of a gateway."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "name or IP address of this gateway for boards; may be repeated; default: this machine's name"
     init.add_argument("--address", action="append", default=[], metavar="HOST", help=help_)
     init.add_argument("--port", type=int, default=None, metavar="N", help="port of the broker; default: 8883")
-    help_ = "only address that the broker listens on; default: all"
+    help_ = "let the broker listen on this address only; default: all"
     init.add_argument("--bind", default=None, metavar="IP", help=help_)
-    help_ = "user of the broker, if root creates the site; default: mosquitto"
+    help_ = "system account of the broker, if root creates the site; default: mosquitto"
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
-    help_ = "import its files for boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
+    help_ = "folder of files to offer to boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
     init.add_argument("--packages", type=Path, default=None, metavar="FOLDER", help=help_)
     check = add_command(verbs, "check", "check a site's files and broker; stop a broker that is open to others")
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

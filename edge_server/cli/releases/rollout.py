@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         if verb in ("start", "resume", "abort", "back"):
             verb_parser.add_argument("--stay", action="store_true", help="wait for offline boards until a signal")
         if verb in ("start", "resume"):
-            help_ = "stop with exit code 1 if no eligible board has been online for so long; default: 60s"
+            help_ = "stop with exit code 1 if no eligible board has been online for T; default: 60s"
             verb_parser.add_argument("--wait", type=_parse_seconds, default=60.0, metavar="T", help=help_)
         folders.add_options(verb_parser, form=True)
 
@@ -69,11 +69,11 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canary", type=_parse_count, default=1, metavar="N", help=help_)
     help_ = "cumulative shares of the boards after each wave; default: 10%%,50%%,100%%"
     parser.add_argument("--waves", type=_parse_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
-    help_ = "time that each board observes it before the commit, such as 90s, 1h; default: 10m, for the agent 2m"
+    help_ = "time that each board tests the release before keeping it, such as 90s, 1h; default: 10m, with --agent 2m"
     parser.add_argument("--soak", type=_parse_seconds, default=None, metavar="T", help=help_)
-    help_ = "stop when so many boards refused it or reverted; default: %(default)s"
+    help_ = "end when N boards have refused the release or reverted; default: %(default)s"
     parser.add_argument("--max-failures", type=_parse_count, default=1, metavar="N", help=help_)
-    help_ = "then stop, or revert the boards that have it; default: %(default)s"
+    help_ = "at that end: stop, or also revert the updated boards; default: %(default)s"
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
     parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards with such names, as 'pi-*'")
     help_ = "allowed loss of accuracy on a board's local examples; default: %(default)s"

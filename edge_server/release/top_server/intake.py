@@ -1,4 +1,4 @@
-"""Receive the features of split inference requests, within limits of memory and count.
+"""Bounded receive buffer for feature payloads of collaborative inference requests.
 
 Each device has at most one pending request; a newer one replaces it. A request beyond the limits is refused at once, so
 that its device can fall back.

@@ -1,4 +1,4 @@
-"""Loss terms of a round, as facts of the server's state.
+"""Accumulate a round's loss terms in the server state's facts.
 
 Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, take K_s supervised steps a round and then K_u with the devices.
 Terms of supervised steps are stored as means, later ones as sums. A later term is that of a step with the devices, or,

@@ -1,4 +1,4 @@
-"""Semi-supervised settings, step sizes and prefixes of state leaves.
+"""Settings of semi-supervised methods as plan options; prefixes of state leaves.
 
 Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data, https://arxiv.org/abs/2307.15870; their
 code is https://github.com/littlefishe/Capsule, whose values the defaults are where the paper gives none.

@@ -1,4 +1,4 @@
-"""Select the wheels for a system: support table, system facts, matching row."""
+"""Select the wheels that fit this system from the support table."""
 
 from __future__ import annotations
 
