@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="The server of one site: run plans with its devices, record and replay runs.",
-        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or configuration, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or file, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = add_command(verbs, "run", "run a plan with the devices of the site, or resume an interrupted run")

@@ -210,7 +210,9 @@ class Agent:
 
     async def _train(self, task: Task) -> None:
         for transfer in filter(None, (task.params, task.assignment.graph)):
-            frames.check(transfer, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent")
+            frames.check_transfer(
+                transfer, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent"
+            )
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None

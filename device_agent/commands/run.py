@@ -35,7 +35,7 @@ from device_agent.upgrade.proof import TrialReporter, mark_busy
 from device_agent.upgrade.record import find_versions_folder, running_version
 from device_agent.upgrade.state_formats import check_formats
 from shared.data.classes import class_names
-from shared.data.inputs import find_inputs
+from shared.data.inputs import read_preparation
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.protocol.inputs import Inputs
@@ -243,7 +243,7 @@ def _class_names(data: Data) -> tuple[str, ...] | None:
 def _inputs(data: Data) -> Inputs | None:
     """Return the device's input preparation; None, with a warning, if its examples cannot be read yet."""
     try:
-        return find_inputs(data)
+        return read_preparation(data)
     except (ConfigError, ValueError) as error:
         logger.warning("input preparation is not reported to the server: %s", error)
         return None

@@ -79,7 +79,7 @@ class Download:
         Raises:
             WireError: As `receive`.
         """
-        frames.check(graph, limit=self.policy.limit)  # its digest becomes the name of a file
+        frames.check_transfer(graph, limit=self.policy.limit)  # its digest becomes the name of a file
         stored = self.folder / GRAPHS / graph.digest.hex()
         if await self.worker(_is_complete, stored, graph):
             return stored, 0

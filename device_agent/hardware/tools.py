@@ -1,7 +1,4 @@
-"""Run the board's command-line tools, or read their recorded output.
-
-The only module that runs commands: a fixed list of tools, without a shell.
-"""
+"""Run child processes without a shell: board tools from a fixed list (or their recorded output), our own modules."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def read_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
+def run_tool_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     """Return the first line of a tool that prints continuously, and stop it; otherwise as `run_tool`."""
     tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
     if root != LIVE_ROOT:

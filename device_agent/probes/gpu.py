@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from device_agent.hardware.files import find_paths, list_folder, read_text
-from device_agent.hardware.tools import read_first_line
+from device_agent.hardware.tools import run_tool_first_line
 from device_agent.probes import thermal
 from device_agent.probes.base import ProbeResult, describe_absence, parse_number, read_within
 from device_agent.probes.power import tegrastats
@@ -133,7 +133,7 @@ class _LazyLine:
             raise NoData("not in sysfs, and the profile has no tegrastats")
         if self._parsed is None:
             try:
-                self._parsed = tegrastats.parse_line(read_first_line(self._root, *tegrastats.COMMAND))
+                self._parsed = tegrastats.parse_line(run_tool_first_line(self._root, *tegrastats.COMMAND))
             except NoData as error:
                 self._parsed = error
         if isinstance(self._parsed, NoData):

@@ -76,7 +76,7 @@ def translate_sql_errors(path: Path) -> Iterator[None]:
         raise
 
 
-async def persist(
+async def retry_write(
     worker: Worker, retry_s: float | None, write: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run a write, repeated every `retry_s` while the disk refuses; None to give up at once.

@@ -6,7 +6,7 @@ import msgspec
 
 from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.plan import Plan
-from shared.data.inputs import find_inputs
+from shared.data.inputs import read_preparation
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.inputs import Inputs, differences
@@ -32,7 +32,7 @@ def planned_inputs(plan: Plan) -> Inputs | None:
 def _read_inputs(data: Data) -> Inputs:
     """Read the inputs of a section; without its files, which may exist only on the devices, use mean and std alone."""
     try:
-        return find_inputs(data)
+        return read_preparation(data)
     except ConfigError:
         return Inputs(mean=data.mean, std=data.std)
 

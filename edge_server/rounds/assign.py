@@ -23,7 +23,7 @@ from edge_server.fleet.membership import Membership, wait_for_cohort
 from edge_server.journal.budget import Ledger, affordable, foreseen_joules
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.decision import Decision, predicted_joules
-from edge_server.journal.disk import persist
+from edge_server.journal.disk import retry_write
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
 from edge_server.rounds.evaluation.running_statistics import request_merging, request_statistics
@@ -173,7 +173,7 @@ class TaskAssigner:
         """Record each online device that takes no part, once."""
         for left_out in self.membership.describe_left_out(self.plan, self.server.fleet):
             log.warning("%s", left_out)
-            await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
+            await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
 
     async def open_round(self, state: State, number: int) -> RoundOpened:
         """Assign a training round; return its opening record."""
@@ -255,7 +255,7 @@ class TaskAssigner:
                 f"of budget.joules, and the tasks of all would take {all_j:.4g} J"
             )
             log.warning("%s", what)
-            await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=what))
+            await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=what))
         return devices, decision
 
     async def _decide(

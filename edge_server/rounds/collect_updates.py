@@ -153,7 +153,7 @@ class Gather:
             arrival.is_offline = False
             arrival.payload.note_waiting_sender(self.clock())
             return arrival
-        frames.check(transfer, limit=self.limit)
+        frames.check_transfer(transfer, limit=self.limit)
         if arrival:
             self._arrivals.pop(update.device).payload.sink.close()
         path, policy, now = self.path(update.device), self.link.policy(self.limit), self.clock()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
-from edge_server.journal.disk import persist
+from edge_server.journal.disk import retry_write
 from edge_server.journal.records import LeftOut, Noted
 from edge_server.plan.plan import Plan
 from edge_server.rounds.assign import updates_needed
@@ -81,7 +81,7 @@ class QuorumWait:
             instance = server.fleet.statuses[device].instance
             number = self.gather.number
             out = LeftOut(device=device, instance=instance, cause=cause, round=number, at=at, silent=True)
-            await persist(server.worker, self.store.retry_s, self.store.append, out)
+            await retry_write(server.worker, self.store.retry_s, self.store.append, out)
 
     async def _disk_was_full(self) -> bool:
         """Wait for a disk that rejected updates since the last call; return true if it did."""
@@ -91,5 +91,5 @@ class QuorumWait:
         gather.turned_away = 0
         note = f"round {gather.number} waited for this server's disk, which rejected updates; its deadline starts again"
         log.warning("%s", note)
-        await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=note))
+        await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=note))
         return True

@@ -15,7 +15,7 @@ import msgspec
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
-from edge_server.journal.disk import P, R, persist
+from edge_server.journal.disk import P, R, retry_write
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
@@ -200,7 +200,7 @@ class Rounds:
 
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Write to the run's store; wait while the disk is full."""
-        return await persist(self.server.worker, self.store.retry_s, write, *args, **kwargs)
+        return await retry_write(self.server.worker, self.store.retry_s, write, *args, **kwargs)
 
     async def _train_on_server(self, number: int, state: State, assignments: Mapping[str, Assignment]) -> State:
         """Return the state after the server's own training; deterministic, so that a restart repeats it.

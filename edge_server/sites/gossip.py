@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from edge_server.journal.disk import RETRY_S, persist
+from edge_server.journal.disk import RETRY_S, retry_write
 from edge_server.journal.outcome import REFUSALS
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
@@ -170,7 +170,7 @@ class Gossip:
     async def _begin(self, number: int, model: Sequence[memoryview], require: RequireOf) -> None:
         """Write and serve our model, in place of the last gossip's."""
         place = round_folder(self.identity.folder, number)
-        await persist(self.worker, RETRY_S, write_model, place, self.identity.site, model)
+        await retry_write(self.worker, RETRY_S, write_model, place, self.identity.site, model)
         self._model = Sender.of_parts([view(place / self.identity.site)], self.policy.frame_bytes)
         self._number, self._require, self._bytes = number, require, {}
         self._fetches, self._began, self._transfer_s = {}, {}, {}

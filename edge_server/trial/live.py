@@ -23,7 +23,7 @@ from edge_server.fleet.membership import Membership
 from edge_server.fleet.single_server import require_single_server
 from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.disk import RETRY_S, persist
+from edge_server.journal.disk import RETRY_S, retry_write
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, has_rounds, is_empty, record_run_order, run_exists
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
@@ -178,8 +178,8 @@ def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
 
 async def _open_store(data_dir: Path, folder: Path) -> SqliteStore:
     """Mark the data folder with this version and open the run's folder, waiting while the disk is full."""
-    await persist(in_thread, RETRY_S, claim_data_folder, data_dir)
-    return await persist(in_thread, RETRY_S, SqliteStore, folder)
+    await retry_write(in_thread, RETRY_S, claim_data_folder, data_dir)
+    return await retry_write(in_thread, RETRY_S, SqliteStore, folder)
 
 
 def _make_folder(data_dir: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from edge_server.allocation.coordinator import decide
 from edge_server.fleet.membership import Members, devices_of_plan
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision
-from edge_server.journal.disk import RETRY_S, persist
+from edge_server.journal.disk import RETRY_S, retry_write
 from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
@@ -73,7 +73,7 @@ async def connect_peers(
         identity = SiteIdentity(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
 
         async def keep(record: AnyRecord) -> None:
-            await persist(in_thread, RETRY_S, store.append, record)
+            await retry_write(in_thread, RETRY_S, store.append, record)
 
         means = SiteServices(
             keep=keep,

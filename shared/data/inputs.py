@@ -25,7 +25,7 @@ CHANNELS = (1, 3)
 PICTURE, PICTURE_WITH_CHANNELS = 3, 4
 
 
-def find_inputs(spec: Data) -> Inputs:
+def read_preparation(spec: Data) -> Inputs:
     """Determine how a device's examples are prepared; folders of pictures report no shape.
 
     Raises:

@@ -85,7 +85,7 @@ def _checksum(parts: Iterable[bytes | memoryview]) -> bytes:
     return _CHECKSUM.pack(state.intdigest())
 
 
-def check(transfer: Transfer, *, limit: int, remedy: str = "") -> None:
+def check_transfer(transfer: Transfer, *, limit: int, remedy: str = "") -> None:
     """Refuse a transfer with implausible sizes, before memory is allocated.
 
     Args:

@@ -117,7 +117,7 @@ class Receiver(Generic[S]):
         *,
         pushed: int = 0,
     ) -> None:
-        frames.check(transfer, limit=policy.limit)
+        frames.check_transfer(transfer, limit=policy.limit)
         self.transfer, self.pace, self.bytes_received = transfer, pace, 0
         self._make_sink, self._policy, self._damaged = sink, policy, 0
         self._begin()

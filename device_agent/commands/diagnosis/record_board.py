@@ -179,7 +179,7 @@ def _list_sources(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"{tools.RECORDED_TOOLS}/vcgencmd {question}", partial(firmware.ask, root, question)
     commands: list[tuple[tuple[str, ...], Callable[..., str]]] = [
         (("nvpmodel", "-q"), tools.run_tool),
-        (tegrastats.COMMAND, tools.read_first_line),
+        (tegrastats.COMMAND, tools.run_tool_first_line),
     ]
     radios = [interface for interface in _list_interfaces(root) if any(path_exists(interface / name) for name in RADIO)]
     commands += [

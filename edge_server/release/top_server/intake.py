@@ -93,7 +93,7 @@ class RequestBuffer:
                 await self._ask(device, before.receiver)
             return
         self.drop(device)
-        frames.check(request.params, limit=self.policy.limit)
+        frames.check_transfer(request.params, limit=self.policy.limit)
         if len(self.pending) >= self.most_requests or self.pending_bytes + request.params.size > self.most_bytes:
             raise WireError(f"{len(self.pending)} requests are being served; try again later", reason="busy")
         pace = self._pace(device)

@@ -88,7 +88,7 @@ class SeedSpread(SummaryPart, frozen=True, kw_only=True):
     count: int
 
 
-class Outlay(SummaryPart, frozen=True, kw_only=True):
+class CostSpread(SummaryPart, frozen=True, kw_only=True):
     """Cost of several runs."""
 
     rounds: SeedSpread
@@ -114,9 +114,9 @@ class Group(SummaryPart, frozen=True, kw_only=True):
     ended: int
     accuracy: SeedSpread
     best: SeedSpread
-    whole: Outlay
+    whole: CostSpread
     reached: int | None = None
-    target: Outlay | None = None
+    target: CostSpread | None = None
 
 
 class StudySummary(SummaryPart, frozen=True, kw_only=True):
@@ -213,8 +213,10 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
     )
 
 
-def _outlay(costs: Sequence[CellCost]) -> Outlay:
-    return Outlay(**{name: spread_of_seeds(getattr(cost, name) for cost in costs) for name in Outlay.__struct_fields__})
+def _outlay(costs: Sequence[CellCost]) -> CostSpread:
+    return CostSpread(
+        **{name: spread_of_seeds(getattr(cost, name) for cost in costs) for name in CostSpread.__struct_fields__}
+    )
 
 
 def spread_of_seeds(amounts: Iterable[Amount]) -> SeedSpread:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from edge_server.replay.study.summary import CellRow, Group, Outlay, SeedSpread, StudySummary
+from edge_server.replay.study.summary import CellRow, CostSpread, Group, SeedSpread, StudySummary
 from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, format_amount, format_number, unit_of
 from edge_server.report.html import NOTHING
@@ -54,7 +54,7 @@ def _columns(headings: Sequence[str]) -> list[TextColumn]:
     return [TextColumn("setting", least=24), *(TextColumn(heading, right=True) for heading in headings)]
 
 
-def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:
+def _outlay(outlay: CostSpread | None, kinds: Sequence[str]) -> list[str]:
     return [_figure(getattr(outlay, kind), UNITS.get(kind, kind)) if outlay else NOTHING for kind in kinds]
 
 

@@ -25,7 +25,7 @@ from shared.algorithms.semisupervised.settings import (
     TEACHER_HEAD,
     SemisflSettings,
     add_prefix,
-    select,
+    take_prefix,
 )
 from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
@@ -106,10 +106,10 @@ class Learner:
             model,
             {name: tree[name].detach().requires_grad_() for name in names if name in trainable},
             {name: tree[name] for name in names if name not in trainable},
-            {name: leaf.detach().requires_grad_() for name, leaf in select(tree, HEAD).items()},
-            select(tree, TEACHER),
-            select(tree, TEACHER_HEAD),
-            select(tree, MOMENTUM),
+            {name: leaf.detach().requires_grad_() for name, leaf in take_prefix(tree, HEAD).items()},
+            take_prefix(tree, TEACHER),
+            take_prefix(tree, TEACHER_HEAD),
+            take_prefix(tree, MOMENTUM),
             Queue.from_tree(tree),
             followed,
         )

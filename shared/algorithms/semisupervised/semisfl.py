@@ -58,7 +58,7 @@ from shared.algorithms.semisupervised.settings import (
     TEACHER_HEAD,
     SemisflSettings,
     add_prefix,
-    select,
+    take_prefix,
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory, StepRule, least_steps
 from shared.algorithms.split.cut_shapes import features_at_cut
@@ -177,7 +177,7 @@ def aggregate(settings: SemisflSettings, state: State, mean: Mean) -> State:
 
 def teacher_of(state: State) -> Tree:
     """Return the teacher's parameters, which are evaluated, exported and served."""
-    return select(state.tree, TEACHER)
+    return take_prefix(state.tree, TEACHER)
 
 
 def semisfl(  # noqa: PLR0913 - options of a plan, all by name

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shared.algorithms.base import Batches, Result, Session
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, select
+from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, take_prefix
 from shared.algorithms.semisupervised.teacher import update_teacher
 from shared.algorithms.split.settings import is_finite
 from shared.data.views.pair import make_views
@@ -40,7 +40,7 @@ class Bottoms:
         self._settings, self._model = settings, model
         self._part: nn.Sequential = model.below(settings.cut_of(model))
         like = dict(self._part.state_dict())
-        self._teacher, student = select(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
+        self._teacher, student = take_prefix(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
         for tree in (student, self._teacher):
             check_like(tree, like)
         labels_itself = settings.switch and not self._teacher

@@ -23,7 +23,7 @@ from shared.algorithms.semisupervised.settings import (
     LabelledSettings,
     SemisflSettings,
     SteppedSettings,
-    select,
+    take_prefix,
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory
 from shared.algorithms.semisupervised.switch import use_teacher
@@ -174,7 +174,7 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
     norm = check_like(up, {"features": features, "teacher": features})
     if model.example and shape[1:] != (expected := features_at_cut(model, cut, state.tree)):
         raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {expected}", reason="shape")
-    head = select(state.tree, HEAD)
+    head = take_prefix(state.tree, HEAD)
     if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
         raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
     count_outputs(model, cut, state.tree, shape)

@@ -191,7 +191,7 @@ def takes_options(settings: type[S]) -> Callable[[Callable[[S], Algorithm]], Cal
     return taking
 
 
-def select(tree: Mapping[str, Tensor], prefix: str) -> Tree:
+def take_prefix(tree: Mapping[str, Tensor], prefix: str) -> Tree:
     """Return the leaves whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): leaf for name, leaf in tree.items() if name.startswith(prefix)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.hardware.tools import read_first_line, run_until_newline
+from device_agent.hardware.tools import run_tool_first_line, run_until_newline
 from shared.errors import NoData
 from tests.naming import naming
 
@@ -54,4 +54,4 @@ def test_a_line_without_end_is_cut_off() -> None:
 def test_only_tools_on_the_list_are_started() -> None:
     for root in ("/", "/nowhere"):
         with pytest.raises(ValueError, match=naming("'sh'")):
-            read_first_line(Path(root), "sh", "-c", "true")
+            run_tool_first_line(Path(root), "sh", "-c", "true")

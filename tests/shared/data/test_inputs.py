@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shared.data.inputs import find_inputs
+from shared.data.inputs import read_preparation
 from shared.data.sources.read import read_share
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -30,7 +30,7 @@ ARRAYS = {
 
 def require_as_read(spec: Data, stored: np.ndarray) -> Inputs:
     """Compare what is told with what the reader makes of stored values; return what is told."""
-    told, read = find_inputs(spec), read_share(spec).inputs
+    told, read = read_preparation(spec), read_share(spec).inputs
     assert told.shape == read.shape[1:]
     assert told.scale is not None
     assert read.max() == pytest.approx(stored.max() / told.scale, rel=1e-6)
@@ -60,18 +60,18 @@ def test_idx(tmp_path, opened):
 def test_table(tmp_path):
     (tmp_path / "d.csv").write_text("when;b;label;a\n0;1;x;2\n1;3;y;4\n")
     spec = Data(source="csv", path=str(tmp_path / "d.csv"), separator=";", skip_columns=("when",), mean=(2.0,))
-    assert find_inputs(spec) == Inputs(scale=1.0, shape=(2,), features=("b", "a"), mean=(2.0,))
+    assert read_preparation(spec) == Inputs(scale=1.0, shape=(2,), features=("b", "a"), mean=(2.0,))
     assert read_share(spec).inputs.tolist() == [[-1, 0], [1, 2]]
 
 
 def test_digits_and_pictures_in_folders(tmp_path):
     digits = Data(source="digits")
     assert require_as_read(digits, np.array(16)).scale == 16
-    assert msgspec.structs.replace(digits, std=(0.5,)).std == find_inputs(Data(source="digits", std=(0.5,))).std
+    assert msgspec.structs.replace(digits, std=(0.5,)).std == read_preparation(Data(source="digits", std=(0.5,))).std
     (tmp_path / "cat").mkdir()
     Image.fromarray(np.full((4, 4), 255, dtype=np.uint8)).save(tmp_path / "cat" / "1.png")
     spec = Data(source="folder", path=str(tmp_path))
-    assert find_inputs(spec) == Inputs(scale=255.0)
+    assert read_preparation(spec) == Inputs(scale=255.0)
     assert read_share(spec).inputs.max() == 1
 
 
@@ -84,7 +84,7 @@ def test_grey_pictures_that_become_coloured(tmp_path):
 def test_files_that_cannot_be_read_are_named(tmp_path, content):
     (tmp_path / "d.npz").write_bytes(content)
     with pytest.raises(ConfigError, match=r"d\.npz"):
-        find_inputs(Data(source="npz", path=str(tmp_path / "d.npz")))
+        read_preparation(Data(source="npz", path=str(tmp_path / "d.npz")))
 
 
 ONE = Inputs(scale=255.0, mean=(0.5,), std=(0.25,), shape=(3, 8, 8))

@@ -63,7 +63,7 @@ from shared.algorithms.semisupervised.round_terms import (
     round_terms,
 )
 from shared.algorithms.semisupervised.semisfl_server import require_classes
-from shared.algorithms.semisupervised.settings import add_prefix, select, takes_options
+from shared.algorithms.semisupervised.settings import add_prefix, take_prefix, takes_options
 from shared.data.augment import PICTURES
 from shared.errors import WireError
 from shared.models.base import Model
@@ -105,7 +105,7 @@ def train(
     if settings.helpers and number % settings.helper_period == 0:
         probe = make_probe(labelled[0], derive_seed(cohort.seed, 0, "probe"))
         facts |= choose_helpers(settings, model, state, probe, cohort.devices)
-    sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(select(state.tree, SIGMA).items())}
+    sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(take_prefix(state.tree, SIGMA).items())}
     others = {name: leaf.clone() for name, leaf in untrained_leaves(state).items()}
     rounds, hyper = int(number_fact(state.facts, ROUNDS)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not rounds)
@@ -156,9 +156,9 @@ def choose_helpers(
         probe: Input of the predictions, of shape (1, ...).
         devices: The devices to help.
     """
-    sigma, others = select(state.tree, SIGMA), untrained_leaves(state)
+    sigma, others = take_prefix(state.tree, SIGMA), untrained_leaves(state)
     answers = dict[str, Tensor]()
-    for device, psi in select(state.tree, LAST).items():
+    for device, psi in take_prefix(state.tree, LAST).items():
         leaves = {**add_psi(sigma, psi), **others}
         answers[device] = run_part(model, model.layers, leaves, probe, train=False).softmax(1)
     chosen = dict[str, Scalar]()
@@ -216,7 +216,7 @@ def aggregate(state: State, mean: Mean) -> State:
 def summed_parameters(settings: FedmatchSettings, state: State) -> Tree:
     """Return sigma + psi: the parameters that are evaluated, exported and served."""
     psi = without_small(state.tree[PSI_VALUES], settings.least_value)
-    return {**add_psi(select(state.tree, SIGMA), psi), **untrained_leaves(state)}
+    return {**add_psi(take_prefix(state.tree, SIGMA), psi), **untrained_leaves(state)}
 
 
 @takes_options(FedmatchSettings)

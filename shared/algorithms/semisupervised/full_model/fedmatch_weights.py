@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.personal.sparse_update import INDEX, MASK, VALUES, pack_sparse, unpack_sparse, view_shaped
-from shared.algorithms.semisupervised.settings import SteppedSettings, add_prefix, select
+from shared.algorithms.semisupervised.settings import SteppedSettings, add_prefix, take_prefix
 from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Hyper
 from shared.tensors import bits
@@ -136,7 +136,7 @@ def check_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Tree
     Raises:
         WireError: They are not valid changes.
     """
-    packed = select(tree, prefix)
+    packed = take_prefix(tree, prefix)
     if set(packed) not in ({VALUES}, {VALUES, MASK}, {VALUES, INDEX}):
         raise WireError(f"tensors {sorted(packed)[:8]} are not changes of entries", reason="unknown-tensor")
     complete, count = len(packed) == 1, packed[VALUES].numel()

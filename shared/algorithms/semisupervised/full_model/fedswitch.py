@@ -34,7 +34,7 @@ from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl import check_update, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
-from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, select, takes_options
+from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, take_prefix, takes_options
 from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -55,7 +55,7 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
     Raises:
         ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
-    student, teacher = Leaves.copy_from(model, state.tree), select(state.tree, TEACHER)
+    student, teacher = Leaves.copy_from(model, state.tree), take_prefix(state.tree, TEACHER)
     followed, hyper = int(number_fact(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not followed)
 

@@ -24,7 +24,7 @@ from shared.algorithms.semisupervised.full_model.network_steps import (
 )
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.losses import PseudoLabels, consistency
-from shared.algorithms.semisupervised.settings import TEACHER, SteppedSettings, require_divergence, select
+from shared.algorithms.semisupervised.settings import TEACHER, SteppedSettings, require_divergence, take_prefix
 from shared.algorithms.semisupervised.switch import divergence_from_uniform, use_teacher
 from shared.algorithms.semisupervised.teacher import update_teacher
 from shared.errors import WireError
@@ -82,7 +82,7 @@ def read_models(model: Model, start: Tree) -> tuple[Tree, Tree]:
         WireError: They are not of this network.
     """
     like = model.layers.state_dict()
-    teacher, student = select(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
+    teacher, student = take_prefix(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
     for tree in (student, teacher):
         check_like(tree, like)
     if len(student) != len(like) or len(teacher) not in {0, len(like)} or len(start) != len(student) + len(teacher):

@@ -42,7 +42,7 @@ from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSe
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import absorb_terms, collect_terms, number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
-from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, select, takes_options
+from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, take_prefix, takes_options
 from shared.models.base import Model
 from shared.models.running_statistics import measure_statistics
 from shared.protocol.messages import Assignment, derive_seed
@@ -87,7 +87,7 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
     trained_leaves = leaves.detached()
     batches = labelled[0].tensor_split(-(-len(labelled[0]) // STATISTICS_BATCH))
     trained = measure_statistics(model.layers, {name: trained_leaves[name] for name in sent}, batches)
-    momentum = add_prefix(select(state.tree, MOMENTUM), MOMENTUM)
+    momentum = add_prefix(take_prefix(state.tree, MOMENTUM), MOMENTUM)
     return State(trained | add_prefix(trained, TESTED) | momentum, {**facts, ROUNDS: rounds + 1})
 
 
@@ -122,7 +122,7 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
     """Return the state after a step along the mean change; unchanged, momentum included, where no device trained."""
     changes = tree.finish_mean(mean)
     after = dict(state.tree)
-    for name, momentum in select(state.tree, MOMENTUM).items():
+    for name, momentum in take_prefix(state.tree, MOMENTUM).items():
         if name in changes:
             after[MOMENTUM + name] = settings.server_momentum * momentum - changes[name].to(momentum.dtype)
             after[name] = state.tree[name] - after[MOMENTUM + name]
@@ -131,7 +131,7 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
 
 def tested_parameters(state: State) -> Tree:
     """Return the model after the server's epochs, which is evaluated, exported and served."""
-    return select(state.tree, TESTED)
+    return take_prefix(state.tree, TESTED)
 
 
 @takes_options(SemiflSettings)
