@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,8 @@ from typing import Any, TypeVar
 
 import psutil
 from safetensors import safe_open
+
+from edge_server.plan.removed_keys import REMOVED_KEYS
 
 T = TypeVar("T")
 
@@ -262,10 +265,16 @@ def content(path: Path) -> dict[str, Any]:
     return {"facts": facts, **{key: (str(one.dtype), one.shape, one.tobytes()) for key, one in found.items()}}
 
 
+def removed_from(place: str) -> set[str]:
+    """Return the plan keys that this version removed from the table at a place."""
+    table = re.sub(r"\[\d+\]", "[]", place)
+    return {key.name for key in REMOVED_KEYS if table.endswith(f".plan.{key.table}")}
+
+
 def lacking(smaller: Any, larger: Any, place: str = "") -> list[str]:
     """Return where `larger` has not what `smaller` has; it may have keys besides."""
     if isinstance(smaller, dict) and isinstance(larger, dict):
-        absent = [f"{place}.{key} is absent" for key in smaller.keys() - larger.keys()]
+        absent = [f"{place}.{key} is absent" for key in smaller.keys() - larger.keys() - removed_from(place)]
         both = smaller.keys() & larger.keys()
         return absent + [found for key in both for found in lacking(smaller[key], larger[key], f"{place}.{key}")]
     if isinstance(smaller, list) and isinstance(larger, list) and len(smaller) == len(larger):
