@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess  # noqa: TID251 - asks git which files are the project's
+import symtable
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -90,6 +91,33 @@ def breaks_in_functions() -> Iterator[str]:
             yield f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} or more"
 
 
+def hidden_calls(text: str, tree: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield calls of a module's function in a scope where a local of its name hides it, which linters miss."""
+    calls = {
+        (node.func.id, node.lineno) for node in tree if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    module = symtable.symtable(text, "", "exec")
+    ours = {one.get_name() for one in module.get_symbols() if one.is_imported() or one.is_namespace()}
+    for node in tree:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        stored = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        lines = range(node.lineno, (node.end_lineno or 0) + 1)
+        yield from ((line, name) for name, line in calls if name in stored & ours and line in lines)
+
+
+def breaks_in_locals() -> Iterator[str]:
+    for name, text in SOURCES.items():
+        yield from (
+            f"{name}:{line}: a local hides {what}(), which is called" for line, what in hidden_calls(text, nodes(name))
+        )
+
+
+def test_a_local_that_hides_a_called_function_is_found():
+    text = "from clock import wait_s\ndef f(until):\n    wait_s = {1: wait_s(until)}\n    return wait_s\n"
+    assert list(hidden_calls(text, list(ast.walk(ast.parse(text))))) == [(3, "wait_s")]
+
+
 def breaks_in_classes() -> Iterator[str]:
     homes: dict[tuple[str, str], list[str]] = defaultdict(list)
     errors = {node.name for node in nodes(ERRORS) if isinstance(node, ast.ClassDef)}
@@ -153,7 +181,8 @@ def breaks_in_tests() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "breaks", [breaks_in_imports, breaks_in_files, breaks_in_functions, breaks_in_classes, breaks_in_tests]
+    "breaks",
+    [breaks_in_imports, breaks_in_files, breaks_in_functions, breaks_in_locals, breaks_in_classes, breaks_in_tests],
 )
 def test_the_layout_keeps_its_rules(breaks):
     found = sorted(breaks())

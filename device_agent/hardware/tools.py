@@ -1,4 +1,7 @@
-"""Run child processes without a shell: board tools from a fixed list (or their recorded output), our own modules."""
+"""Run child processes without a shell: board tools and our own modules.
+
+Board tools come from a fixed list; below a recorded board, their recorded output is read instead.
+"""
 
 from __future__ import annotations
 

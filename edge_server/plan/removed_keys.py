@@ -53,17 +53,17 @@ class DroppedKey:
 
     Attributes:
         place: Its path, such as `device[0].link.loss_db_1m`.
-        given: Value in the plan.
+        planned: Value in the plan.
     """
 
     place: str
-    given: object
+    planned: object
     key: RemovedKey
 
     def __str__(self) -> str:
         """Describe the key for a report that it is ignored."""
         value, reason = self.key.value, self.key.reason
-        return f"{self.place} = {self.given!r} is ignored: the key was removed and is always {value!r} ({reason})"
+        return f"{self.place} = {self.planned!r} is ignored: the key was removed and is always {value!r} ({reason})"
 
 
 def drop_removed_keys(plan: Any) -> list[DroppedKey]:
@@ -111,8 +111,8 @@ def parse_plan(data: bytes, path: Path, is_resumed: Callable[[Plan], bool] = lam
     if not dropped:
         return parse(data, Plan, path)
     refusal = "\n".join(
-        f"{path}: {found.place}: this key was removed and is always {found.key.value!r} ({found.key.reason}); delete it"
-        for found in dropped
+        f"{path}: {drop.place}: this key was removed and is always {drop.key.value!r} ({drop.key.reason}); delete it"
+        for drop in dropped
     )
     try:
         plan = msgspec.convert(table, Plan)
@@ -141,9 +141,9 @@ def without_removed_keys(record: bytes) -> bytes:
 
 def _report(dropped: Sequence[DroppedKey]) -> None:
     """Log keys with another value than the default: only these had an effect."""
-    for found in dropped:
-        if found.given != found.key.value:
-            warn_once(str(found))
+    for drop in dropped:
+        if drop.planned != drop.key.value:
+            warn_once(str(drop))
 
 
 @lru_cache(maxsize=256)
