@@ -158,7 +158,7 @@ CEILINGS: dict[Rule, int] = {
     find_titles: 20,
     find_openings: 5,
     find_filler: 50,
-    find_late_constants: 44,
+    find_late_constants: 19,
     find_unpacked_tuples: 6,
     find_rhetoric: 0,
 }

@@ -12,7 +12,6 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def main(library: str, device: str = "cpu") -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         module = importlib.import_module(library)
-        done, lack = SMOKE_TESTS[library](module, device)
+        done, lack = _test_torch(module, device) if library == "torch" else _test_onnxruntime(module)
     except MemoryError:
         return EXIT_MEMORY
     except ModuleNotFoundError as error:
@@ -69,7 +68,7 @@ def _test_torch(torch: Any, device: str) -> tuple[str, str]:
     return f"trains on {hardware}, Python {platform.python_version()}", lack
 
 
-def _test_onnxruntime(onnxruntime: Any, _device: str) -> tuple[str, str]:
+def _test_onnxruntime(onnxruntime: Any) -> tuple[str, str]:
     """Run one matrix product; return a summary and what is missing."""
     numpy = importlib.import_module("numpy")
     session = onnxruntime.InferenceSession(SQUARE_MODEL, providers=["CPUExecutionProvider"])
@@ -77,12 +76,6 @@ def _test_onnxruntime(onnxruntime: Any, _device: str) -> tuple[str, str]:
     if (result != 2).any():  # noqa: PLR2004 - two ones in each product
         raise ArithmeticError(f"a product of ones is {result.tolist()}")
     return "imports and computes", ""
-
-
-SMOKE_TESTS: Mapping[str, Callable[[Any, str], tuple[str, str]]] = {
-    "torch": _test_torch,
-    "onnxruntime": _test_onnxruntime,
-}
 
 
 if __name__ == "__main__":

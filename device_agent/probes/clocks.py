@@ -7,7 +7,7 @@ without telling Linux: there cpufreq holds only the requested clock, and its fig
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -69,7 +69,7 @@ def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
     partial: ClockAnswer | None = None
     for source in cpu.sources:
         try:
-            answer = CLOCK_SOURCES[source](root, cpu)
+            answer = read_source(source, root, cpu)
         except NoData as error:
             refusals[f"cpu.{source}_hertz"] = error
             continue
@@ -84,6 +84,17 @@ def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
         raise NoData(causes or "the profile names no clock", lack=lacks[0] if lacks else "not_present")
     nominal = CpuClock(name="nominal", hertz=cpu.nominal_hertz, source="profile", quality="modelled")
     return ClockAnswer(clocks=(nominal,), absent=_describe_absences(refusals))
+
+
+def read_source(source: str, root: Path, cpu: Cpu) -> ClockAnswer:
+    """Read the clocks from one source; raises NoData."""
+    match source:
+        case "firmware":
+            return read_firmware(root, cpu)
+        case "cpufreq":
+            return read_policies(root, cpu)
+        case _:
+            return read_cpuinfo(root)
 
 
 def read_firmware(root: Path, cpu: Cpu) -> ClockAnswer:
@@ -129,12 +140,11 @@ def _compare_online(root: Path, clocks: Iterable[CpuClock]) -> tuple[Absent | No
     return None, "" if len(covered) == len(online) else f"{len(covered)} of {len(online)} CPUs"
 
 
-def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
+def read_cpuinfo(root: Path) -> ClockAnswer:
     """Read each CPU's clock from /proc/cpuinfo (x86 only); raises NoData elsewhere.
 
     The kernel counts it (APERF over MPERF); in a virtual machine it is a constant set at boot, hence modelled.
     """
-    del cpu
     content = read_text(root / CPUINFO)
     quality: Quality = "modelled" if re.search(r"^flags\b.*\bhypervisor\b", content, re.MULTILINE) else "measured"
     clocks: list[CpuClock] = []
@@ -152,13 +162,6 @@ def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
         raise NoData(f"{root / CPUINFO}: no `cpu MHz`")
     lacking = Absent(lack="invalid", cause=f"{CPUINFO}: clocks of {len(clocks)} of {count} processors only")
     return ClockAnswer(clocks=tuple(clocks), part=None if len(clocks) == count else lacking)
-
-
-CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
-    "firmware": read_firmware,
-    "cpufreq": read_policies,
-    "cpuinfo": read_cpuinfo,
-}
 
 
 def find_policies(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Coordinator: registry of allocators, and the decision for one round."""
+"""Coordinator: settings of a plan's allocator, and its decision for one round."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 import msgspec
 
 from edge_server.allocation.allocator import Allocator
-from edge_server.allocation.allocators.bandwidth import BANDWIDTH
-from edge_server.allocation.allocators.clusters import CLUSTERS
-from edge_server.allocation.allocators.hcef import HCEF
-from edge_server.allocation.allocators.keep_ratio import KEEP_RATIO
+from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.allocation.device_facts import device_facts
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting
@@ -23,14 +20,6 @@ from shared.config import escape_unprintable
 from shared.errors import ConfigError
 from shared.protocol.messages import Report
 from shared.spelling import guess
-
-ALLOCATORS: Mapping[str, Allocator[Any]] = {
-    "bandwidth": BANDWIDTH,
-    "clusters": CLUSTERS,
-    "hcef": HCEF,
-    "keep_ratio": KEEP_RATIO,
-}
-"""Allocators by their `optimizer.name` in a plan."""
 
 UPLINK_VALUES = frozenset({"share", "up_bits_per_s"})
 """Values that devices apply with every algorithm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from edge_server.allocation.coordinator import ALLOCATORS
+from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.allocation.explain import DeviceExplanation, Explanation
 from edge_server.journal.decision import Source
 from shared.protocol.measurements import JOULES, Cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ def report(options: argparse.Namespace) -> int:
     sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, named_runs, strict=True)])
     kind = options.format or format_of(options.out)
     rollouts = rollouts_of(options.data_dir, {run.folder.name for run in named_runs})
-    text = WRITERS[kind](digests, options.target, rollouts, sites)
+    text = _render(kind, digests, options.target, rollouts, sites)
     out = options.out or (named_runs[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
@@ -134,6 +134,22 @@ def write(path: Path, text: str) -> None:
         raise ConfigError(f"--out {path}: {error.strerror}; choose a file in an existing folder") from error
 
 
+def _render(
+    kind: str,
+    runs: Sequence[Digest],
+    targets: Sequence[float],
+    rollouts: Sequence[RolloutState],
+    sites: Sequence[SitesDigest],
+) -> str:
+    match kind:
+        case "csv":
+            return _csv(runs, targets, sites)
+        case "json":
+            return _json(runs, targets, rollouts, sites)
+        case _:
+            return _page(runs, targets, rollouts, sites)
+
+
 def _page(
     runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
 ) -> str:
@@ -142,9 +158,7 @@ def _page(
     return render_page(runs, targets, rollouts, sites)
 
 
-def _csv(
-    runs: Sequence[Digest], targets: Sequence[float], _rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
-) -> str:
+def _csv(runs: Sequence[Digest], targets: Sequence[float], sites: Sequence[SitesDigest]) -> str:
     from edge_server.report.csv_export import render_csv  # noqa: PLC0415
     from edge_server.report.sites.lines import csv_site_lines  # noqa: PLC0415
 
@@ -163,8 +177,3 @@ def _json(
     together = {"sites": sites} if sites else {}
     content = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
     return msgspec.json.encode(content).decode() + "\n"
-
-
-Writer = Callable[["Sequence[Digest]", Sequence[float], "Sequence[RolloutState]", "Sequence[SitesDigest]"], str]
-
-WRITERS: Mapping[str, Writer] = {"html": _page, "csv": _csv, "json": _json}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from edge_server.fleet.device_rows import Device
+from edge_server.fleet.reading_cell import MARKS, NOTHING, Column, absence_cell, cell
 from shared.protocol.inference.rollout import ModelStatus
-from shared.protocol.measurements import Cost, Quality, Reading
+from shared.protocol.measurements import Cost, Reading
 from shared.protocol.units import SECONDS, choose_unit, format_figure
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
-MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
-NOTHING = "-"
 MAX_TEXT = 1000
 LEGEND = (
     "~ corrected, ≈ modelled, no mark: measured; -: not there, and why\n"
@@ -24,17 +22,7 @@ LINK_LEGEND = (
     "`device-agent probe --link` measures it now"
 )
 BARS = "▁▂▃▄▅▆▇█"
-MEGA, GIGA, MEBI, WIDE = 1e6, 1e9, float(1 << 20), 1e6
-
-
-class Column(NamedTuple):
-    """A reading as a table column: heading, divisor of its unit, decimals."""
-
-    heading: str
-    reading: str
-    scale: float = 1.0
-    decimals: int = 1
-
+MEGA, GIGA, MEBI = 1e6, 1e9, float(1 << 20)
 
 COLUMNS = (
     Column("GHz", "cpu.f_hertz", GIGA, 2),
@@ -111,22 +99,6 @@ def model_lines(device: Device) -> list[str]:
         reason = f": {status.reason}" if status.reason else ""
         lines.append(short_text(f"model {model_cell(status)}{before}{figures}{reason}"))
     return lines
-
-
-def cell(device: Device, column: Column) -> str:
-    """Return a reading with its quality mark, or the reason of its absence."""
-    reading = device.readings.get(column.reading)
-    if reading is None:
-        return absence_cell(device, column.reading)
-    value = reading.value / column.scale
-    text = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # keep the column narrow
-    return f"{text}{MARKS[reading.quality]}"
-
-
-def absence_cell(device: Device, name: str) -> str:
-    """Return a dash, with the reason unless the board simply has no such sensor."""
-    lack = device.lack(name)
-    return NOTHING if lack is None or lack.lack == "not_present" else f"{NOTHING} {lack.lack}"
 
 
 def throttle_cell(device: Device) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edge_server.fleet.tables import MARKS
+from edge_server.fleet.reading_cell import MARKS
 from edge_server.report.digest import Amount
 from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
-from shared.protocol.units import BYTES, JOULES, SECONDS, Units, choose_unit
+from shared.protocol.unit import Units
+from shared.protocol.units import BYTES, JOULES, SECONDS, choose_unit
 
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 PLAIN = (1e-3, 1e6)

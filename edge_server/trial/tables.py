@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from edge_server.fleet.tables import MARKS
+from edge_server.fleet.reading_cell import MARKS
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
 from edge_server.journal.records import (

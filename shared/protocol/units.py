@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+
+from shared.protocol.unit import Unit, Units, decimal_units
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
-
-
-class Unit(NamedTuple):
-    """A unit and when to use it.
-
-    Attributes:
-        name: Symbol, as people write it.
-        size: Size in the SI unit, or in bytes.
-        least: Smallest figure that it is used for, in the SI unit or bytes.
-    """
-
-    name: str
-    size: float
-    least: float
-
-
-Units: TypeAlias = Sequence[Unit]
-"""Units of one quantity, the largest first."""
-
-
-def decimal_units(name: str) -> Units:
-    """Return a unit with its decimal prefixes."""
-    sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-    return (*(Unit(f"{prefix}{name}", size, size) for size, prefix in sizes), Unit(name, 1.0, 0.0))
-
 
 SECONDS: Units = (
     *(Unit(name, size, 2 * size) for name, size in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S))),
@@ -42,22 +18,6 @@ BINARY_BYTES: Units = (
     *(Unit(f"{prefix}B", 2.0**power, 2.0**power) for power, prefix in ((30, "Gi"), (20, "Mi"), (10, "Ki"))),
     Unit("B", 1.0, 0.0),
 )
-
-
-def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "")) -> Unit:
-    """Choose the unit that fits a figure.
-
-    Args:
-        value: The figure in the SI unit; its sign is ignored.
-        between: Names of the largest and the smallest unit to choose from; empty for all of them.
-    """
-    names = [unit.name for unit in units]
-    first = names.index(between[0]) if between[0] else 0
-    last = names.index(between[1]) if between[1] else len(units) - 1
-    chosen = units[first : last + 1]
-    return next((unit for unit in chosen if abs(value) >= unit.least), chosen[-1])
-
-
 FIGURE_UNITS: Mapping[str, Units] = {
     "_hertz": decimal_units("Hz"),
     "_watts": [Unit("W", 1.0, 0.0)],
@@ -73,6 +33,20 @@ FIGURE_UNITS: Mapping[str, Units] = {
 
 LEAST_WHOLE, MOST_WHOLE = 1e4, 1e15
 """Range in which a figure is shown without decimals, with all its digits."""
+
+
+def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "")) -> Unit:
+    """Choose the unit that fits a figure.
+
+    Args:
+        value: The figure in the SI unit; its sign is ignored.
+        between: Names of the largest and the smallest unit to choose from; empty for all of them.
+    """
+    names = [unit.name for unit in units]
+    first = names.index(between[0]) if between[0] else 0
+    last = names.index(between[1]) if between[1] else len(units) - 1
+    chosen = units[first : last + 1]
+    return next((unit for unit in chosen if abs(value) >= unit.least), chosen[-1])
 
 
 def format_figure(name: str, value: float, unit: str = "") -> str:

@@ -9,7 +9,7 @@ that sums over many devices are unbiased, but nothing is summed over a single re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -84,7 +84,7 @@ def decode_features(payload: Payload, expected: TensorSpec, most_values: int) ->
     Raises:
         WireError: The codec or tensor does not match, or a value is not finite.
     """
-    if payload.codec not in _READERS:
+    if payload.codec not in CODECS:
         raise WireError(f"features by codec {payload.codec!r}, supported are {', '.join(CODECS)}", reason="codec")
     head = expected.name if payload.codec == "dense" else f"~{expected.name}"
     outline = payload.blobs.get(head)
@@ -96,7 +96,7 @@ def decode_features(payload: Payload, expected: TensorSpec, most_values: int) ->
     if payload.codec != "dense" and outline.shape[:1] != (0,):
         raise WireError(f"tensor {expected.name!r} has no outline {outline.shape}", reason="shape")
     _require_shape(shape, expected, most_values)
-    values = _READERS[payload.codec](payload, head, math.prod(shape))
+    values = _read_values(payload, head, math.prod(shape))
     if not np.isfinite(values).all():
         raise WireError("features are not finite numbers", reason="not-finite")
     return values.reshape(shape)
@@ -117,8 +117,17 @@ def _codec_blobs(payload: Payload, head: str, kinds: Mapping[str, tuple[str, int
     return blobs
 
 
-def _read_dense(payload: Payload, head: str, count: int) -> Features:
-    del count  # the payload's own sizes were checked
+def _read_values(payload: Payload, head: str, count: int) -> Features:
+    match payload.codec:
+        case "dense":  # the payload's own sizes were checked
+            return _read_dense(payload, head)
+        case "float16":
+            return _read_float16(payload, head, count)
+        case _:
+            return _read_quantized(payload, head, count)
+
+
+def _read_dense(payload: Payload, head: str) -> Features:
     _codec_blobs(payload, head, {})
     return np.frombuffer(payload.blobs[head].data, _F32)
 
@@ -151,10 +160,3 @@ def _read_quantized(payload: Payload, head: str, count: int) -> Features:
     places = (codes & ((1 << bits) - 1)).astype(np.float64)
     magnitudes = (places / ((1 << bits) - 1) * (high - low) + low).astype(np.float32)
     return np.where(codes >> bits > 0, -magnitudes, magnitudes)
-
-
-_READERS: Mapping[str, Callable[[Payload, str, int], Features]] = {
-    "dense": _read_dense,
-    "float16": _read_float16,
-    "quantize": _read_quantized,
-}

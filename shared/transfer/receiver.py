@@ -26,6 +26,10 @@ EXPECTED_WINDOWS = 4
 TRANSIT_S = 1.5
 """Longest time for which a request may be in transit when a message of its receiver crosses it."""
 
+S = TypeVar("S", bound="Sink")
+
+_MISSING, _REQUESTED, _RECEIVED = 0, 1, 2
+
 
 class Sink(Protocol):
     """Destination of one payload's blocks."""
@@ -42,11 +46,6 @@ class Sink(Protocol):
 
     def remove(self) -> None:
         """Drop what has been received."""
-
-
-S = TypeVar("S", bound=Sink)
-
-_MISSING, _REQUESTED, _RECEIVED = 0, 1, 2
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def _ask_watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -
 def _ask_clock(root: Path, profile: Profile, source: str) -> str | Absent:
     """Return a source's clock, with the quality that `probe` reports, which depends on other sources too."""
     try:
-        answer = clocks.CLOCK_SOURCES[source](root, profile.cpu)
+        answer = clocks.read_source(source, root, profile.cpu)
     except NoData as error:
         return describe_absence(error)
     if answer.part:

@@ -5,7 +5,6 @@ Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 4. https://arxiv.org/abs/
 
 from __future__ import annotations
 
-from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.options import Options, parse_ratios
 from edge_server.journal.decision import Decision, DeviceDecision
@@ -37,6 +36,3 @@ def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
         binding = "cluster" if keep == ratio else "settled"
         devices[device] = DeviceDecision(values={"keep": keep}, figures=figures, binding=binding)
     return Decision(devices=devices)
-
-
-CLUSTERS = Allocator(options=ClusterOptions, decides=("keep",), decide=decide)

@@ -20,14 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.allocators.hcef_figures import (
     MOMENTS,
     HcefOptions,
     capped_mean,
-    figures,
-    limits,
-    spread_estimates,
 )
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import hcef, hcef_joint
@@ -293,17 +289,3 @@ def _device_decisions(
                 multiplier=multiplier if is_decided else None,
             ),
         )
-
-
-HCEF = Allocator(
-    options=HcefOptions,
-    decides=(STEPS, SENT),
-    decide=decide,
-    limits=limits,
-    figures=figures,
-    spread=spread_estimates,
-    candidates=HcefOptions.levels,
-    objective="convergence bound (15a)",
-    shared="joule of the round",
-    solvers=("numpy", "cvxpy"),
-)

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from edge_server.allocation.allocator import Allocator, WhatIf
 from edge_server.allocation.device_facts import DeviceFacts, error_estimates, link_estimates, planned_task_s
 from edge_server.allocation.figures import Estimate, choose_figures
 from edge_server.allocation.inputs import Case, RoundSetting, task_limits
@@ -183,14 +182,3 @@ def keep_with_changed_figures(options: KeepOptions, _case: Case, changed: Case) 
     return {
         device: keep_ratio(decision.values) for device, decision in decide(options, "numpy", changed).devices.items()
     }
-
-
-KEEP_RATIO = Allocator(
-    options=KeepOptions,
-    decides=("keep",),
-    decide=decide,
-    limits=limits,
-    figures=figures,
-    what_if=WhatIf(clock="task_s", keep_ratios=keep_with_changed_figures),
-    candidates=KeepOptions.ratios,
-)

@@ -16,7 +16,7 @@ from typing import get_type_hints
 
 import msgspec
 
-from edge_server.allocation.coordinator import ALLOCATORS
+from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from edge_server.allocation.coordinator import ALLOCATORS
+from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.cli.plan.reference import CHOICES, list_builder_parameters, read_option_meanings, unwrap_builder
 from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan

@@ -63,9 +63,6 @@ class SiteAccount(msgspec.Struct, frozen=True, kw_only=True):
     denied: bool = False
 
 
-_DECODER = msgspec.json.Decoder(SiteAccount)
-
-
 class Accounts(Mapping[str, SiteAccount]):
     """Accounts of a site: the database's, overlaid with unwritten changes.
 
@@ -82,7 +79,7 @@ class Accounts(Mapping[str, SiteAccount]):
         if name in self.changed:
             return self.changed[name]
         for (data,) in self.ask("SELECT data FROM accounts WHERE name = ?", name):
-            return _DECODER.decode(data)
+            return msgspec.json.decode(data, type=SiteAccount)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -17,30 +17,16 @@ from edge_server.report.tables import run_names, seconds_label
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
 
-PERSONAL_TITLE = "accuracy on the devices' own data, %, each with its own model"
-
-
-def _percent(name: str) -> Height:
-    def height(round_: RoundDigest) -> float | None:
-        share = getattr(round_, name)
-        return None if share is None else 100 * share
-
-    return height
-
-
-def _term(name: str) -> Height:
-    return lambda round_: round_.terms.get(name)
-
-
-HEIGHTS: Sequence[tuple[str, Height]] = (
-    ("accuracy on test data, %", _percent("accuracy")),
-    ("loss on test data", lambda round_: round_.test_loss),
-    ("training loss", lambda round_: round_.loss),
-)
-FLEETS: Mapping[str, tuple[str, Height]] = {
-    "global_accuracy": ("accuracy of the aggregated model on test data, %", _percent("global_accuracy")),
-    "fleet_accuracy": ("accuracy on the data of all devices, %", _percent("fleet_accuracy")),
+TITLES: Mapping[str, str] = {
+    "accuracy": "accuracy on test data, %",
+    "global_accuracy": "accuracy of the aggregated model on test data, %",
+    "fleet_accuracy": "accuracy on the data of all devices, %",
+    "test_loss": "loss on test data",
+    "loss": "training loss",
 }
+"""Titles of the charts by the field of `RoundDigest`; accuracies are drawn in percent."""
+
+PERSONAL_TITLE = "accuracy on the devices' own data, %, each with its own model"
 
 
 @dataclass(frozen=True)
@@ -71,12 +57,28 @@ def progress(runs: Sequence[Digest]) -> Markup:
 
 
 def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
-    (title, accuracy), *others = HEIGHTS
+    titles = dict(TITLES)
     if any(run.personal for run in runs):
-        title = PERSONAL_TITLE if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
-    curves = [FLEETS[name] for name in known_fleet_accuracies(runs) if any(_points(run, name) > 1 for run in runs)]
+        are_all = all(run.personal for run in runs)
+        titles["accuracy"] = PERSONAL_TITLE if are_all else "accuracy, %, of each run as its summary says"
+    fleets = [name for name in known_fleet_accuracies(runs) if any(_points(run, name) > 1 for run in runs)]
+    curves = [(titles[name], _field(name)) for name in ("accuracy", *fleets, "test_loss", "loss")]
     terms = sorted({name for run in runs for round_ in run.rounds for name in round_.terms})
-    return [(title, accuracy), *curves, *others, *((name.replace("_", " "), _term(name)) for name in terms)]
+    return [*curves, *((name.replace("_", " "), _term(name)) for name in terms)]
+
+
+def _field(name: str) -> Height:
+    scale = 100 if name.endswith("accuracy") else 1
+
+    def height(round_: RoundDigest) -> float | None:
+        value = getattr(round_, name)
+        return None if value is None else scale * value
+
+    return height
+
+
+def _term(name: str) -> Height:
+    return lambda round_: round_.terms.get(name)
 
 
 def _points(run: Digest, name: str) -> int:

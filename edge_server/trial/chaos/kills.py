@@ -6,23 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
-Kind: TypeAlias = Literal["server", "agent", "trainer", "broker", "coordinator"]
-"""Kind of victim; the coordinator is the server of the site that coordinates at that moment."""
+from edge_server.trial.chaos.mark import Kind, Mark, process_of
 
 MARK_WITHIN_S = 0.03
 """Longest delay after another process's mark, mostly much shorter; the victim's own phase is not outlived."""
 MOMENT_WITHIN_S = 3.0
 AWAY_WITHIN_S = 0.5
-
-
-class Mark(NamedTuple):
-    """A phase that a process enters, as in its log."""
-
-    by: Kind
-    phase: str
-
 
 Marks: TypeAlias = "Mapping[Kind, tuple[Mark, ...]]"
 """Marks after which each kind is killed."""
@@ -99,11 +90,6 @@ class Kill:
     mark: Mark | None
     wait_s: float
     away_s: float
-
-
-def process_of(kind: Kind) -> Kind:
-    """Return the kind of process that is killed."""
-    return "server" if kind == "coordinator" else kind
 
 
 def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[Kill]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.trial.chaos.kills import Kind, process_of
+from edge_server.trial.chaos.mark import Kind, process_of
 from edge_server.trial.local import SERVER
 
 BEGINNING = "starting"

@@ -17,8 +17,8 @@ from edge_server.fleet.broker import PrivateBroker, free_port, run_private_broke
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.trial.chaos.kills import Kind
 from edge_server.trial.chaos.log_reader import Logs
+from edge_server.trial.chaos.mark import Kind
 from edge_server.trial.local import SERVER, Local, emulate_link, run_agent, run_server
 from edge_server.trial.local_sites import emulate_backhaul
 from shared.errors import Unreachable

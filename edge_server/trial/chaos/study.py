@@ -14,8 +14,9 @@ import msgspec
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, RunClosed, closed_rounds
 from edge_server.journal.sqlite import read_records
-from edge_server.trial.chaos.kills import Kill, Kind, process_of
+from edge_server.trial.chaos.kills import Kill
 from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
+from edge_server.trial.chaos.mark import Kind, process_of
 from edge_server.trial.chaos.site import BROKER, Site
 from edge_server.trial.chaos.verify import Account, audit_run, audit_sites
 from edge_server.trial.local import SERVER

@@ -232,13 +232,13 @@ class TestCpuinfo:
 
     def test_in_a_virtual_machine_it_is_modelled(self, tmp_path):
         text = "processor\t: 0\nflags\t\t: fpu hypervisor lahf_lm\ncpu MHz\t\t: 2596.144\n"
-        (clock,) = clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu()).clocks
+        (clock,) = clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text})).clocks
         assert (clock.hertz, clock.quality, clock.cpus) == (pytest.approx(2596.144e6), "modelled", (0,))
 
     def test_arm_tells_none_there(self, tmp_path):
         text = "processor\t: 0\nBogoMIPS\t: 62.50\nFeatures\t: fp asimd atomics\n"
         with pytest.raises(NoData) as caught:
-            clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu())
+            clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}))
         assert caught.value.lack == "not_present"
 
 

@@ -20,7 +20,7 @@ import pytest
 from device_agent.__main__ import main as agent_main
 from device_agent.config import AgentConfig
 from edge_server.__main__ import main
-from edge_server.allocation.coordinator import ALLOCATORS
+from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.cli.plan.reference import CHOICES, INTRODUCTION, list_option_keys, plan_keys, read_option_meanings
 from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from edge_server.fleet.device_rows import Device, device_rows
+from edge_server.fleet.reading_cell import cell
 from edge_server.fleet.state import Fleet
 from edge_server.fleet.tables import (
     COLUMNS,
     FREE,
-    cell,
     devices_table,
     duration,
     plot_readings,

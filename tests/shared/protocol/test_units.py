@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.units import BINARY_BYTES, BYTES, JOULES, SECONDS, choose_unit, decimal_units
+from shared.protocol.unit import decimal_units
+from shared.protocol.units import BINARY_BYTES, BYTES, JOULES, SECONDS, choose_unit
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from edge_server.cli.chaos import (
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
-from edge_server.trial.chaos.kills import DECIDING, MARKS, MIXING, Kill, Mark
+from edge_server.trial.chaos.kills import DECIDING, MARKS, MIXING, Kill
+from edge_server.trial.chaos.mark import Mark
 from edge_server.trial.chaos.site import Site, SiteProcess, running_trainer, sweep
 from edge_server.trial.chaos.study import END_S, STALL_S, ChaosStudy
 from edge_server.trial.chaos.verify import Account
