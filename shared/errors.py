@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+REMEDY_SEPARATOR = "; "
+"""Separates problem and remedy in a message."""
+
 
 def escape_text(text: str) -> str:
     r"""Escape bytes of a file name that are not UTF-8 as `\\udcXX`, so that text can be sent and printed."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def split_remedy(message: str) -> tuple[str, str]:
+    """Split a message `problem; remedy` at its last semicolon; the remedy is empty if there is none."""
+    problem, _, remedy = message.rpartition(REMEDY_SEPARATOR)
+    return (problem, remedy) if problem else (remedy, "")
 
 
 class FieldFleetError(Exception):

@@ -23,7 +23,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
 from device_agent.upgrade.record import find_versions_folder
-from shared.errors import ConfigError
+from shared.errors import ConfigError, split_remedy
 from shared.runtime.extras import find_packaged_config
 from shared.runtime.folder_lock import is_held
 from shared.runtime.interpreter import find_interpreter
@@ -108,8 +108,8 @@ def _check_config(path: Path | None) -> tuple[AgentConfig | None, Check]:
     try:
         config = load(path)
     except ConfigError as error:
-        problem, _, remedy = str(error).rpartition("; ")
-        return None, Check(name="config", state="bad", finding=problem or remedy, remedy=remedy if problem else "")
+        problem, remedy = split_remedy(str(error))
+        return None, Check(name="config", state="bad", finding=problem, remedy=remedy)
     return config, Check(name="config", state="ok", finding=f"{path}: device {config.device} of site {config.site}")
 
 

@@ -31,7 +31,11 @@ raspberrypi-hwmon, which queries every 2 s, clears the sticky bits. A set bit is
 """
 KERNEL_COPY, VOLTAGE_ALARM = "kernel copy", "rpi_volt alarm"
 
-BIT_MEANINGS = ("undervoltage", "clock capped", "throttled", "soft temperature limit")
+UNDERVOLTAGE, OVER_CURRENT, CAPPED, THROTTLED = "undervoltage", "over-current", "clock capped", "throttled"
+TEMPERATURE_LIMIT, COOLS = "soft temperature limit", "cools by slowing down"
+"""Causes in the fact `throttle`."""
+
+BIT_MEANINGS = (UNDERVOLTAGE, CAPPED, THROTTLED, TEMPERATURE_LIMIT)
 """Meaning of bit n of the firmware's word for now, and of bit n + 16 since boot."""
 
 NOW_FLAG, UNDERVOLTAGE_FLAG = "throttle.now_flag", "throttle.undervoltage_flag"
@@ -223,7 +227,8 @@ def _read_soctherm(root: Path, _: Throttle) -> ThrottleReport:
     counts, lack = _read_figures(files, "over-current counter", most=MAX_EVENTS)
     undervoltage = sum(count for path, count in counts.items() if path.name.startswith("oc1_"))
     overcurrent = sum(counts.values()) - undervoltage
-    messages = ("undervoltage since boot",) * (undervoltage > 0) + ("over-current since boot",) * (overcurrent > 0)
+    events = {UNDERVOLTAGE: undervoltage, OVER_CURRENT: overcurrent}
+    messages = tuple(f"{event} since boot" for event, count in events.items() if count > 0)
     return ThrottleReport(
         since_boot=bool(messages) or (None if lack else False),
         overcurrent=None if lack else overcurrent,
@@ -237,7 +242,7 @@ def _read_ina3221_alarm(root: Path, _: Throttle) -> ThrottleReport:
     files = _list_files(root, "ina3221", "curr[0-9]*_alarm")
     alarms, lack = _read_figures(files, "INA3221 alarm")
     rails = {_read_label(path) for path, state in alarms.items() if state}
-    messages = tuple(f"over-current on {rail}" for rail in sorted(rails))
+    messages = tuple(f"{OVER_CURRENT} on {rail}" for rail in sorted(rails))
     return ThrottleReport(now=bool(rails) or (None if lack else False), messages=messages, lack=lack)
 
 
@@ -268,7 +273,7 @@ def _read_cooling_devices(root: Path, _: Throttle) -> ThrottleReport:
     if not states:
         raise refusal or NoData(f"{root / ZONE_FOLDER}: no cooling device that reduces speed")
     hot = [kind for kind, state in states.items() if state]
-    messages = tuple(f"{kind} cools by slowing down" for kind in hot)
+    messages = tuple(f"{kind} {COOLS}" for kind in hot)
     lack = describe_absence(refusal) if refusal else None
     return ThrottleReport(now=bool(hot) or (None if lack else False), messages=messages, lack=lack)
 
@@ -289,7 +294,7 @@ def _read_clock_caps(root: Path, throttle: Throttle) -> ThrottleReport:
             continue
         has_limits = True
         if allowed < min(most, _find_intended_mhz(policy, throttle.intended_max_hertz / 1e6)):
-            capped.add(f"clock capped at {allowed:.0f} of {most:.0f} MHz")
+            capped.add(f"{CAPPED} at {allowed:.0f} of {most:.0f} MHz")
     if not has_limits:
         raise refusal or NoData(f"{root / POLICY_FOLDER}: no clock with limits")
     lack = describe_absence(refusal) if refusal else None

@@ -152,8 +152,6 @@ async def deny(server: Server, devices: frozenset[str]) -> None:
 async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, MqttTransport]:
     ended_names = await in_thread(ended_runs, data_dir)
     session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended_names)
-    if warning := describe_exposure(config.broker):
-        log.warning("%s", warning)
     transport = MqttTransport(
         config.broker,
         f"{config.site}.{SERVER}",

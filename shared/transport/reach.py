@@ -15,6 +15,7 @@ from shared.transport.tcp_info import Traffic
 from shared.transport.tls import build_context, explain_failure, handshake
 
 PATIENCE_S = 5.0
+DENIES = "denies"
 NO_QOS_1 = "hangs up at a message of QoS 1"
 
 
@@ -79,11 +80,11 @@ async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: fl
         async with backports.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)
             if reason := (await connection.wait_answer(connection.subscribe([topic])))[0]:
-                return f"denies subscribing to {topic}: {reason}"
+                return f"{DENIES} subscribing to {topic}: {reason}"
             publishes = True
             answer = connection.send(topic, b"", qos=1, retain=False)
             if answer and (reason := (await connection.wait_answer(answer))[0]):
-                return f"denies publishing to {topic}: {reason}"
+                return f"{DENIES} publishing to {topic}: {reason}"
     except Unreachable as error:
         return (
             f"{NO_QOS_1} to {topic}: {connection.lost.result()}" if publishes and connection.lost.done() else str(error)

@@ -9,13 +9,23 @@ import msgspec
 
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
-from device_agent.probes.throttle import NOW_FLAG, UNDERVOLTAGE_FLAG
+from device_agent.probes.throttle import (
+    COOLS,
+    NOW_FLAG,
+    OVER_CURRENT,
+    TEMPERATURE_LIMIT,
+    THROTTLED,
+    UNDERVOLTAGE,
+    UNDERVOLTAGE_FLAG,
+)
 from device_agent.profile.schema import Permissions, Profile
-from shared.errors import ConfigError
+from shared.errors import ConfigError, split_remedy
 from shared.protocol.measurements import Absent
 from shared.protocol.units import format_figure
 from shared.runtime.support.table import SupportTable, System, find_row
 from shared.transport.base import Broker
+from shared.transport.mqtt_connection import NO_ANSWER
+from shared.transport.reach import DENIES
 
 MIB = 1 << 20
 TRAINER_BYTES = 400 * MIB
@@ -26,11 +36,11 @@ MIN_DISK_BYTES = 64 * MIB
 AVAILABLE_MEMORY = "memory.available_bytes"
 COOLING = "better cooling: a heat sink, a fan, a cooler place"
 THROTTLE_REMEDIES: Mapping[str, str] = {
-    "undervoltage": "a stronger supply, a shorter or thicker cable",
-    "over-current": "a stronger supply, or a power mode that draws less (`device-agent profile`)",
-    "temperature": COOLING,
-    "cools": COOLING,
-    "throttled": COOLING,
+    UNDERVOLTAGE: "a stronger supply, a shorter or thicker cable",
+    OVER_CURRENT: "a stronger supply, or a power mode that draws less (`device-agent profile`)",
+    TEMPERATURE_LIMIT: COOLING,
+    COOLS: COOLING,
+    THROTTLED: COOLING,
     "": "unless the clock is limited on purpose, check power mode and cooling",
 }
 """By the cause in the fact `throttle`; the last applies to any other cause."""
@@ -81,10 +91,10 @@ BROKER_REMEDIES: Mapping[tuple[str, ...], str] = {
     ): "unknown host name: correct host of [broker], or use an address",
     (
         "timed out",
-        "no answer",
+        NO_ANSWER,
     ): "no answer: check that the gateway is on, host of [broker] is right, and no firewall blocks it",
     ("unreachable", "no route"): "no route to it: check this board's network",
-    ("denies",): "allow it in the broker's access list, see edge_server/README.md",
+    (DENIES,): "allow it in the broker's access list, see edge_server/README.md",
     ("authori", "user name or password"): "the broker requires authentication: set `tls`, or `user` and "
     "`password_file`, in [broker]",
     ("tls", "certificate"): "fix what the finding names; see also the broker's log",
@@ -224,7 +234,7 @@ def check_system(table: SupportTable, system: System) -> Check:
     try:
         row = find_row(table, system)
     except ConfigError as error:
-        problem, _, remedy = str(error).partition("; ")
+        problem, remedy = split_remedy(str(error))
         return Check(name="system", state="warn", finding=problem, remedy=remedy)
     if row.refused:
         return Check(name="system", state="bad", finding=row.systems, remedy=row.refused)

@@ -15,6 +15,7 @@ import msgspec
 
 from device_agent.commands.diagnosis.checks import Check
 from shared.data.spec import Data
+from shared.errors import split_remedy
 from shared.runtime.interpreter import Interpreter
 
 PATIENCE_S = 300.0
@@ -75,10 +76,10 @@ def _parse_outcome(place: str, code: int, printed: bytes, errors: bytes) -> Iter
         yield Check(name="data", state="bad", finding=finding, remedy="a task would fail the same way; check the files")
         return
     if answer.refusal:
-        problem, _, remedy = answer.refusal.rpartition("; ")
-        yield Check(name="data", state="bad", finding=problem or remedy, remedy=remedy if problem else "")
+        problem, remedy = split_remedy(answer.refusal)
+        yield Check(name="data", state="bad", finding=problem, remedy=remedy)
         return
     yield Check(name="data", state="ok", finding=f"{place}: {answer.finding}")
     for note in answer.notes:
-        problem, _, remedy = note.rpartition("; ")
-        yield Check(name="data", state="warn", finding=problem or note, remedy=remedy if problem else "")
+        problem, remedy = split_remedy(note)
+        yield Check(name="data", state="warn", finding=problem, remedy=remedy)

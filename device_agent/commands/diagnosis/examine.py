@@ -28,7 +28,7 @@ from device_agent.probes.power import source as power
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from device_agent.trainer.processor_share import choose_trainer_device
-from shared.errors import ConfigError, CorruptFile, NoData, Unreachable
+from shared.errors import ConfigError, CorruptFile, NoData, Unreachable, split_remedy
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.protocol.units import format_figure
@@ -88,8 +88,8 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
     try:
         interpreter = find_interpreter(config.trainer.python if config else "")
     except ConfigError as error:
-        problem, _, remedy = str(error).rpartition("; ")
-        yield Check(name="torch", state="bad", finding=problem or remedy, remedy=remedy)
+        problem, remedy = split_remedy(str(error))
+        yield Check(name="torch", state="bad", finding=problem, remedy=remedy)
         return
     device = choose_trainer_device(config.trainer if config else TrainerConfig(), profile)
     for library in runtime.PACKAGES:

@@ -20,7 +20,7 @@ from edge_server.gateway.site_folder import PAIRS, SiteFolder
 from edge_server.gateway.state import SiteState
 from edge_server.plan.data_folder import check_data_folder
 from edge_server.plan.server_config import ServerConfig
-from shared.errors import ConfigError, Unreachable
+from shared.errors import ConfigError, Unreachable, split_remedy
 from shared.protocol.topics import DOCTOR, topic
 from shared.runtime.clock import is_synchronised
 from shared.transport.base import Broker
@@ -131,7 +131,7 @@ async def examine_broker(config: ServerConfig) -> list[Finding]:
         findings = [good("server's connection", f"{address} accepts the server")]
         findings += await examine_capabilities(broker, name, where, longest_packet(config.link.frame_bytes))
     if exposure := describe_exposure(broker):
-        problem, _, remedy = exposure.partition("; ")
+        problem, remedy = split_remedy(exposure)
         findings.append(advice("server's connection", problem, remedy))
     return findings
 

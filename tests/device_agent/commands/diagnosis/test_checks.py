@@ -7,10 +7,13 @@ import pytest
 from device_agent.commands.diagnosis import checks as doctor
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
+from device_agent.probes.throttle import CAPPED, COOLS, OVER_CURRENT, TEMPERATURE_LIMIT, THROTTLED, UNDERVOLTAGE
 from device_agent.profile.schema import Match, Permissions, Profile
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.support.table import System, read_table
 from shared.transport.base import Broker
+from shared.transport.mqtt_connection import NO_ANSWER
+from shared.transport.reach import DENIES
 from tests.machine import profile
 from tests.naming import names_all
 
@@ -75,12 +78,12 @@ def test_memory_that_nothing_tells() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "cure"),
     [
-        ("throttle.undervoltage_flag", "undervoltage, throttled", "undervoltage"),
-        ("throttle.now_flag", "over-current on VDD_IN", "over-current"),
-        ("throttle.since_boot_flag", "throttled since boot", "throttled"),
-        ("throttle.now_flag", "clock capped, soft temperature limit", "temperature"),
-        ("throttle.now_flag", "thermal-cpufreq-0 cools by slowing down", "cools"),
-        ("throttle.now_flag", "clock capped at 1200 of 1500 MHz", ""),
+        ("throttle.undervoltage_flag", f"{UNDERVOLTAGE}, {THROTTLED}", UNDERVOLTAGE),
+        ("throttle.now_flag", f"{OVER_CURRENT} on VDD_IN", OVER_CURRENT),
+        ("throttle.since_boot_flag", f"{THROTTLED} since boot", THROTTLED),
+        ("throttle.now_flag", f"{CAPPED}, {TEMPERATURE_LIMIT}", TEMPERATURE_LIMIT),
+        ("throttle.now_flag", f"thermal-cpufreq-0 {COOLS}", COOLS),
+        ("throttle.now_flag", f"{CAPPED} at 1200 of 1500 MHz", ""),
     ],
 )
 def test_each_evidence_of_throttling_has_its_cure(name, words, cure) -> None:
@@ -190,10 +193,10 @@ def test_a_container_that_hides_the_cpus_is_told() -> None:
 REFUSALS_OF_A_BROKER = (
     ["[Errno 111] Connection refused"],
     ["[Errno -2] Name or service not known"],
-    ["timed out", "no answer within 5 s"],
+    ["timed out", f"{NO_ANSWER} within 5 s"],
     ["[Errno 101] Network is unreachable", "[Errno 113] No route to host"],
     ["Not authorized", "Bad user name or password"],
-    ["denies subscribing to x: Not authorized"],
+    [f"{DENIES} subscribing to x: Not authorized"],
     ["Server busy"],
 )
 """By their cause."""
