@@ -10,18 +10,16 @@ of a task's joules are defined in `shared.protocol.measurements`.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.journal.claims import Claims, PartTotal
 from edge_server.journal.decision import Granted, Pledged
-from edge_server.journal.records import AnyRecord, Gossiped, Noted, RoundClosed
+from edge_server.journal.records import IMPLAUSIBLE_COST, AnyRecord, Gossiped, Noted, RoundClosed
 from edge_server.plan.budget import BudgetPlan
 
 COMPUTE = "compute_joules"
-NOTE = re.compile(r"device (.+?) (?:reported|told) ")  # older journals say "told"
 TOLERANCE = 1e-9
 """Relative rounding error by which a sum may exceed the rest of a budget: an optimizer may spend all of it."""
 SHORTFALL = 0.02
@@ -62,7 +60,7 @@ class Ledger:
     """
 
     seen: int = 0
-    _noted: set[str] = field(default_factory=set)
+    _doubted: set[str] = field(default_factory=set)
     _seconds: list[float] = field(default_factory=list)
     _moved: list[float] = field(default_factory=list)
     _claims: Claims = field(default_factory=Claims)
@@ -78,8 +76,8 @@ class Ledger:
                     self._seconds.append(record.seconds)
                 case Gossiped():
                     self._backhaul_s = max(record.transfer_s.values(), default=self._backhaul_s)
-                case Noted():
-                    self._noted.add(record.what)
+                case Noted() if record.reason == IMPLAUSIBLE_COST:
+                    self._doubted.add(record.device)
                 case Pledged() | Granted():
                     self._moved.append(record.joules if isinstance(record, Granted) else -record.joules)
                 case _:
@@ -111,11 +109,14 @@ class Ledger:
                 charges[device] = charges.get(device, 0.0) + dearest[device, name]
         return charges
 
-    def doubts(self) -> list[str]:
+    def doubts(self) -> list[Noted]:
         """Return a note about the first rejected value of each device that the journal does not mention yet."""
         first = {doubt.device: doubt for doubt in reversed(self._claims.doubts())}
-        named = {match[1] for note in self._noted if (match := NOTE.match(note))}
-        return [doubt.sentence() for device, doubt in sorted(first.items()) if device not in named]
+        return [
+            Noted(what=doubt.sentence(), reason=IMPLAUSIBLE_COST, device=device)
+            for device, doubt in sorted(first.items())
+            if device not in self._doubted
+        ]
 
     def _parts(self) -> Iterator[tuple[str, str, PartTotal]]:
         """Yield (device, part, total) of the joules of all tasks, without rejected values."""

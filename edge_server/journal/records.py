@@ -15,6 +15,9 @@ from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
 
+IMPLAUSIBLE_COST, SERVER_RESTARTED = "implausible-cost", "server-restarted"
+"""Reasons of notes."""
+
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of records that belong to no round. Seconds are of the server's monotonic clock."""
@@ -92,9 +95,16 @@ class LeftOut(Observed, frozen=True, kw_only=True):
 
 
 class Noted(Observed, frozen=True, kw_only=True):
-    """A warning to readers of the run's values, such as a gap in a trace that was filled."""
+    """A warning to readers of the run's values, such as a gap in a trace that was filled.
+
+    Attributes:
+        reason: Code of a note that is looked for later; empty for others, and in old journals.
+        device: Device that it is about, if any.
+    """
 
     what: str
+    reason: str = ""
+    device: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -11,9 +11,6 @@ from edge_server.journal.records import AnyRecord, RoundOpened, ServerBegan
 FAR_S = 30 * 86_400.0
 """A larger jump of the calendar between two processes means it was set: boards and gateways may boot in 1970."""
 
-RESTARTED = "went on after a restart of the server"
-"""Note of a round whose seconds include a time without a server."""
-
 
 def server_began(
     records: Iterable[AnyRecord], *, at: float, utc_s: float | None = None, versions: dict[str, str] | None = None

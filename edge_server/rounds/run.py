@@ -20,6 +20,7 @@ from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
 from edge_server.journal.outcome import frequent_cause, name_some
 from edge_server.journal.records import (
+    SERVER_RESTARTED,
     AnyRecord,
     Joined,
     LeftOut,
@@ -315,10 +316,11 @@ async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
     precision = (
         "by the calendar" if elapsed.is_known else "as far as is known: the calendar does not tell how long it was away"
     )
-    what = f"round {open_round.round} {run_clock.RESTARTED}: its seconds count from its opening, {precision}"
+    since = f"its seconds count from its opening, {precision}"
+    what = f"round {open_round.round} went on after a restart of the server: {since}"
     if elapsed.away_s >= 1:
         what += f"; up to {elapsed.away_s:.0f} of them it was away, and nobody worked on the round"
-    await rounds.persist(rounds.store.append, Noted(what=what))
+    await rounds.persist(rounds.store.append, Noted(what=what, reason=SERVER_RESTARTED))
     return elapsed.seconds
 
 
@@ -340,9 +342,9 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
 async def _record_doubts(rounds: Rounds, ledger: Ledger) -> None:
     """Record each device whose energy claims are implausible, once, from the journal's new records."""
     ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
-    for what in ledger.doubts()[:MOST_NAMED]:
-        log.warning("%s", what)
-        await rounds.persist(rounds.store.append, Noted(what=what))
+    for note in ledger.doubts()[:MOST_NAMED]:
+        log.warning("%s", note.what)
+        await rounds.persist(rounds.store.append, note)
 
 
 @asynccontextmanager

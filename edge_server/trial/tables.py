@@ -15,6 +15,7 @@ from edge_server.fleet.reading_cell import MARKS
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
 from edge_server.journal.records import (
+    SERVER_RESTARTED,
     AnyRecord,
     Evaluated,
     LeftOut,
@@ -26,7 +27,6 @@ from edge_server.journal.records import (
     closed_rounds,
     drop_void,
 )
-from edge_server.journal.run_clock import RESTARTED
 from edge_server.journal.runs import RunSummary, make_round_namer
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
@@ -303,9 +303,12 @@ def gpu_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the rounds that span a server restart, whose seconds include the downtime."""
-    notes = [record.what for record in records if isinstance(record, Noted) and RESTARTED in record.what]
+    notes = [record.what for record in records if isinstance(record, Noted) and record.reason == SERVER_RESTARTED]
     omitted = len(notes) - MOST_MISSED
-    return [*notes[:MOST_MISSED], *([f"{omitted} more rounds {RESTARTED}"] if omitted > 0 else [])]
+    return [
+        *notes[:MOST_MISSED],
+        *([f"{omitted} more rounds went on after a restart of the server"] if omitted > 0 else []),
+    ]
 
 
 def count_retries(records: Iterable[AnyRecord]) -> dict[int, int]:

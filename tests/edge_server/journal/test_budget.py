@@ -15,6 +15,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.decision import Decision, DeviceDecision
 from edge_server.journal.records import (
+    IMPLAUSIBLE_COST,
     AnyRecord,
     CostSettled,
     Evaluated,
@@ -364,8 +365,9 @@ def test_who_claims_nothing_else_takes_no_further_part_and_is_named_once(tmp_pat
     records = answering({"a": [1e18] * 9, "b": [4.0] * 9}, tmp_path, "joules = 40.0")
     assert [len(one.assignments) for one in records if isinstance(one, RoundOpened)] == [2, *[1] * 8]
     assert ends(records) == RunClosed(outcome="finished")
-    notes = [one.what for one in records if isinstance(one, Noted)]
-    assert len([one for one in notes if names_all(one, "a", "1e+18 J")]) == 1
+    doubts = [one for one in records if isinstance(one, Noted) and one.reason == IMPLAUSIBLE_COST]
+    assert [one.device for one in doubts] == ["a"]
+    assert names_all(doubts[0].what, "a", "1e+18 J")
 
 
 def test_a_device_without_joules_takes_no_part_after_its_first_task(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.journal.decision import Coordinated, Granted, Pledged
 from edge_server.journal.records import (
+    IMPLAUSIBLE_COST,
     AnyRecord,
     CostSettled,
     Gossiped,
@@ -90,6 +91,6 @@ def test_the_ledger_is_what_devices_reported_and_the_budget_ends_the_run(tmp_pat
         costs |= {(one.round, one.device): one.cost for one in of(records, CostSettled)}
         reported = math.fsum(getattr(cost, part) or 0.0 for cost in costs.values() for part in JOULES)
         assert ledger_joules(records) == pytest.approx(reported, rel=0.01)
-        assert not [one.what for one in of(records, Noted) if "not believed" in one.what]
+        assert not [one.what for one in of(records, Noted) if one.reason == IMPLAUSIBLE_COST]
         assert "budget.joules" in of(records, RunClosed)[-1].cause
     assert math.fsum(ledger_joules(records) for _, records in found.values()) <= 1.1 * joules
