@@ -12,6 +12,7 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundOpened, UpdateAccepted, closed_rounds, drop_void
 from edge_server.rounds.split import session
+from shared.runtime.phases import parse_phase
 from tests.edge_server.processes import PATIENCE_S, Field, Fleet, final, folder_of, until
 from tests.edge_server.textbook import require_equal
 from tests.naming import names_all
@@ -61,12 +62,15 @@ class Split(Field):
     def has_served(self, run: str, number: int, step: int) -> bool:
         """Tell whether a server has taken a step of a round."""
         log = (self.folder / f"server-{run}.log").read_text()
-        return re.search(rf" round {number}\b.* number={step} ", log) is not None
+        return re.search(rf" round={number} number={step} ", log) is not None
 
     def is_at_end(self, number: int) -> bool:
         """Tell whether a's trainer has ended the session of a round, and writes down what it came to."""
-        begun = self.fleet.log("a").read_text().rpartition("phase training ")[2]
-        return f"round={number}\n" in begun and "phase encoding" in begun
+        lines = map(parse_phase, self.fleet.log("a").read_text().splitlines())
+        phases = [line for line in lines if line and line.logger == "trainer"]
+        begun = [at for at, line in enumerate(phases) if line.phase == "training"]
+        last = phases[begun[-1] :] if begun else []
+        return bool(last) and last[0].facts["round"] == str(number) and "encoding" in {line.phase for line in last}
 
     def require_same_bits(self, name: str) -> None:
         """Check that a run is as if nothing had happened: every round, step and update once, and the replay's bits."""

@@ -33,6 +33,7 @@ from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background
+from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 
@@ -61,7 +62,7 @@ def follow(phase: Phase, event: Event) -> Phase:
     following = TRANSITIONS[phase].get(event)
     if following is None:
         raise ValueError(f"event {event!r} while {phase}")
-    log.debug("phase %s", following)
+    log_phase(log, following)
     return following
 
 
@@ -175,7 +176,7 @@ class Agent:
             event = await self._report_failure(task, error)
         finally:
             self._follow(event)
-        log.debug("phase delivering run=%s round=%d", task.run, task.round)
+        log_phase(log, "delivering", run=task.run, round=task.round)
         self.delivery.wake.set()
 
     async def _wait_for_idle_watts(self) -> None:

@@ -24,6 +24,7 @@ from shared.protocol.topics import SERVER, topic
 from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.executor import background
+from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 from shared.transport.base import Delivery as Arrival
@@ -223,6 +224,7 @@ class Delivery:
             log.info("run %s round %d: the server knows that it failed", ack.run, ack.round)
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
+            log_phase(log, "idle", run=ack.run, round=ack.round)
         self.link.finish_upload()
         ended = self.clock()
         name = *self._name(entry.update), entry.update.start

@@ -21,6 +21,7 @@ from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
+from shared.runtime.phases import log_phase
 from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State, Tree, tensor_bytes
 
@@ -42,7 +43,7 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
     Raises:
         Unwritable: The disk is full or read-only.
     """
-    log.debug("phase encoding")
+    log_phase(log, "encoding")
     payload, memory = build(CODECS, _select_codec(job.task), "codec").encode(result.tree, memory)
     changes = not job.task.assignment.measures_statistics  # else the old state stays, for a repetition of the round
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):

@@ -39,6 +39,7 @@ from shared.errors import ConfigError, FieldFleetError, Superseded, escape_text
 from shared.protocol.messages import Missed
 from shared.runtime import malloc, memory, processes
 from shared.runtime.cpus import count_usable_cpus
+from shared.runtime.phases import log_phase
 from shared.runtime.processes import loading
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def main() -> None:
     processes.end_on_thread_failure()
     _limit_cpu_use(options.nice, options.cpus)
     registry.allow(options.models)
-    logger.debug("phase importing pid=%d", os.getpid())
+    log_phase(logger, "importing", pid=os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):
         with suppress(OSError):  # the user's limit of pipe memory may be reached
@@ -266,29 +267,29 @@ def _do_jobs(
     from device_agent.measurement.board import Meters  # noqa: PLC0415
 
     meters, broken = Meters(), False
-    logger.debug("phase idle")
+    log_phase(logger, "idle")
     while not broken and (job := reader.jobs.get()) is not None:  # else the agent starts another process
         answer: FromTrainer = Done()
         phase = "training" if job.task.train else "evaluating"
-        logger.debug("phase %s run=%s round=%d", phase, job.task.run, job.task.round)
+        log_phase(logger, phase, run=job.task.run, round=job.task.round)
         try:
             do(job, meters.meter_for(job.measuring, job.cost.idle_w))
-            logger.debug("phase committing")
+            log_phase(logger, "committing")
             outbox.commit(Path(job.draft))
-            logger.debug("phase committed")
+            log_phase(logger, "committed")
         except Superseded:
             answer = Failed("superseded")
-            logger.debug("phase failed")
+            log_phase(logger, "failed")
         except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
             answer, broken = Failed(_describe_failure(error, job)), is_broken(error)
-            logger.debug("phase failed")
+            log_phase(logger, "failed")
         except AgentGone:
             return  # in a split session; the next agent repeats the task
         try:
             out.write(frame(answer))
         except BrokenPipeError:
             return  # the agent has ended; the update is in its outbox
-        logger.debug("phase idle")
+        log_phase(logger, "idle")
 
 
 def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Workspace]:

@@ -21,6 +21,7 @@ from shared.protocol.messages import Features, Message, Report, Status, Task, Up
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
+from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transfer.pace import Pace
 from shared.transport.base import Delivery, Transport
@@ -360,7 +361,7 @@ class Server:
                 self._splitting.wake()
         elif not is_open and is_name(update.run) and self.was_run(update.run):
             self.answers.tell(device, "ack", build_ack(update, "late"))
-            log.debug("phase late run=%s round=%d device=%s", update.run, update.round, device)
+            log_phase(log, "late", run=update.run, round=update.round, device=device)
         else:
             reason = "unknown-device" if is_open else "unknown-run"
             error = WireError("update of no run, round and device of this site", reason=reason)

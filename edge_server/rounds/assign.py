@@ -32,6 +32,7 @@ from shared.algorithms.base import Algorithm, Cohort
 from shared.errors import ConfigError, Infeasible
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
+from shared.runtime.phases import log_phase
 from shared.tensors.counts import ceil_share
 from shared.tensors.tree import State
 
@@ -125,7 +126,7 @@ class TaskAssigner:
             Infeasible: The rest of a budget does not pay for such a round.
         """
         plan, server = self.plan, self.server
-        log.debug("phase waiting run=%s round=%d", self.run, number)
+        log_phase(log, "waiting", run=self.run, round=number)
         await server.reachable()
         departure = self.algorithm.departure
         self.membership.departed = departure.departed(state) if departure and purpose == "train" else frozenset()
@@ -178,7 +179,7 @@ class TaskAssigner:
     async def open_round(self, state: State, number: int) -> RoundOpened:
         """Assign a training round; return its opening record."""
         assignments, decision = await self.assign_tasks(state, number)
-        log.debug("phase opening run=%s round=%d", self.run, number)
+        log_phase(log, "opening", run=self.run, round=number)
         return RoundOpened(
             round=number,
             assignments=assignments,

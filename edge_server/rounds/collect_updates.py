@@ -24,6 +24,7 @@ from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import Worker
+from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transfer.pace import describe_ceiling
 from shared.transfer.receiver import Allowance, Receiver
@@ -245,7 +246,7 @@ class Gather:
     async def _finish(self, arrival: Arrival) -> None:
         """Check and store a complete update; one at a time, since a check maps the whole update into memory."""
         record = self._record(arrival.update, arrival.payload.bytes_received)
-        log.debug("phase storing run=%s round=%d device=%s", self.run, self.number, record.device)
+        log_phase(log, "storing", run=self.run, round=self.number, device=record.device)
         try:
             with explain_disk_errors(self.path(record.device)):
                 await self.worker(arrival.payload.sink.sync)
@@ -279,7 +280,7 @@ class Gather:
             raise Unwritable(f"{path}: deleted while it was being received") from error
         self.store.append(record)
         self.norms[record.device] = norm
-        log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
+        log_phase(log, "stored", run=self.run, round=self.number, device=record.device)
 
     def _handle_unwritable(self, device: str, error: Unwritable) -> None:
         """Drop an update that the disk rejects: the device keeps it and offers it again."""
@@ -310,11 +311,11 @@ class Gather:
     def _answer(self, update: Update, verdict: Verdict) -> None:
         """Settle an update without a change of state; a device that misses this reply offers again."""
         self._answers.tell(update.device, "ack", build_ack(update, verdict))
-        log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
+        log_phase(log, verdict, run=self.run, round=self.number, device=update.device)
 
     async def _settle(self, update: Update, verdict: Verdict) -> None:
         await self._tell(update.device, build_ack(update, verdict))
-        log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
+        log_phase(log, verdict, run=self.run, round=self.number, device=update.device)
         self.changed.set()
 
     async def _tell(self, device: str, message: Message, *, assured: bool = True) -> None:

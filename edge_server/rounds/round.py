@@ -43,6 +43,7 @@ from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime.executor import Effect, run_uninterrupted
+from shared.runtime.phases import log_phase
 from shared.tensors.placement import CPU, Device, state_to_device, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
@@ -154,7 +155,7 @@ class Rounds:
             state, batches = await self._measure_statistics(
                 number, await self._mix_with_neighbours(number, after), gather
             )
-            log.debug("phase checkpointing run=%s round=%d", self.run, number)
+            log_phase(log, "checkpointing", run=self.run, round=number)
             _, scored = await asyncio.gather(
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
                 self._score(state, number),
@@ -166,7 +167,7 @@ class Rounds:
         at = self.server.clock()
         figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
-        log.debug("phase closing run=%s round=%d", self.run, number)
+        log_phase(log, "closing", run=self.run, round=number)
         await self.persist(self.store.append, closed)
         return state, closed
 
@@ -189,7 +190,7 @@ class Rounds:
         sites = self.plan.sites
         if self.neighbours is None or not sites or not sites.is_mixed(number):
             return state
-        log.debug("phase mixing run=%s round=%d", self.run, number)
+        log_phase(log, "mixing", run=self.run, round=number)
         return await self.neighbours.mix(number, state)
 
     def _finite_terms(self, state: State) -> dict[str, float] | msgspec.UnsetType:
@@ -221,14 +222,14 @@ class Rounds:
                     server.train(self.model, state_to_device(state, self.device), labelled, cohort, number), CPU
                 )
 
-        log.debug("phase server-training run=%s round=%d", self.run, number)
+        log_phase(log, "server-training", run=self.run, round=number)
         return await run_uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
 
     async def _aggregate(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
         """Return the next state; None if too few updates came, or their aggregate is not usable."""
         if len(gather.accepted) < self.plan.round.min_updates:
             return None
-        log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
+        log_phase(log, "aggregating", run=self.run, round=gather.number)
         try:
             rule = self.plan.round
             return await self.server.worker(aggregate_updates, self.algorithm, state, assignments, gather, rule)
@@ -246,7 +247,7 @@ class Rounds:
         steps = statistics.due_steps(self.plan, self.algorithm, self.model, state, len(devices))
         if not steps or not (self._is_tested(number) or number == self.plan.rounds):
             return state, None
-        log.debug("phase measuring-statistics run=%s round=%d", self.run, number)
+        log_phase(log, "measuring-statistics", run=self.run, round=number)
         at = statistics.session_number(self.plan, number)
         plan = statistics.session_plan(self.plan, self.algorithm.split)
         session = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
@@ -316,7 +317,7 @@ class Rounds:
         split: SplitRound | None,
         purpose: Purpose,
     ) -> None:
-        log.debug("phase gathering run=%s round=%d", self.run, gather.number)
+        log_phase(log, "gathering", run=self.run, round=gather.number)
         what = PURPOSE_LABELS.get(purpose, f"round {gather.number}")
         waits_for_all = purpose == "evaluate" and evaluates_all_devices(self.plan, self.algorithm)
         wait = QuorumWait(self.plan, self.server, self.store, self.membership, gather, what)

@@ -32,6 +32,7 @@ from shared.protocol.messages import Message
 from shared.protocol.peers import MOST_ASKED, Joules, Ruling, Telemetry
 from shared.runtime.clock import Clock, remaining_s
 from shared.runtime.executor import Worker
+from shared.runtime.phases import log_phase
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Coordination:
 
     async def _lead(self, case: Case, key: Key) -> Decision | None:
         """Decide for all sites whose cases arrive in time; None if a higher term has begun meanwhile."""
-        log.debug("phase leading run=%s round=%d", self.identity.run, key[0])
+        log_phase(log, "leading", run=self.identity.run, round=key[0])
         pledge, began = await self._pledge(case, key), self.clock()
         for peer in sorted(self._silent - self._cases.get(key, {}).keys()):  # it may coordinate, too
             await self._announce_term(peer, key)
@@ -228,7 +229,7 @@ class Coordination:
 
     async def _settle(self, case: Case, pledge: float | None, key: Key) -> None:
         """Decide, journal the decision, then send it."""
-        log.debug("phase deciding run=%s round=%d", self.identity.run, key[0])
+        log_phase(log, "deciding", run=self.identity.run, round=key[0])
         messages = dict(self._cases.get(key, {}))
         try:
             record = await self._decide_all(case, pledge, key, messages)
@@ -242,7 +243,7 @@ class Coordination:
         if alone := [site for site in self.identity.order if site not in record.sites]:
             log.warning("round %d: site %s decides without %s", key[0], self.identity.site, ", ".join(alone))
         await self._record(record)
-        log.debug("phase decided run=%s round=%d", self.identity.run, key[0])
+        log_phase(log, "decided", run=self.identity.run, round=key[0])
         for peer, message in messages.items():
             await self._answer(peer, message)
 
@@ -284,7 +285,7 @@ class Coordination:
             pledge=pledge,
         )
         until = self.clock() + self.identity.deadline_s
-        log.debug("phase asking run=%s round=%d", self.identity.run, key[0])
+        log_phase(log, "asking", run=self.identity.run, round=key[0])
         while (ruling := self._rulings.get(key)) is None:
             self._changed.clear()
             seconds = remaining_s(until, self.clock())

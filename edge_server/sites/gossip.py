@@ -31,6 +31,7 @@ from shared.protocol.payload import digest
 from shared.protocol.peers import EdgeWord, ModelOffer
 from shared.runtime.clock import Clock, remaining_s
 from shared.runtime.executor import Worker, background
+from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transfer.receiver import Policy, Receiver
 from shared.transfer.sender import Sender
@@ -165,7 +166,7 @@ class Gossip:
         self._log_phase("mixed")
 
     def _log_phase(self, phase: str) -> None:
-        log.debug("phase %s run=%s round=%d", phase, self.identity.run, self._number)
+        log_phase(log, phase, run=self.identity.run, round=self._number)
 
     async def _begin(self, number: int, model: Sequence[memoryview], require: RequireOf) -> None:
         """Write and serve our model, in place of the last gossip's."""

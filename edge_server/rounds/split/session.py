@@ -246,7 +246,7 @@ class SplitRound:
         await self._refuse_oversized()
         number, absent, sessions = self.barrier.step, self.barrier.awaited_devices, self.barrier.sessions
         devices, in_vain = self.barrier.serve()
-        log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
+        log.debug("step round=%d number=%d devices=%d", self._gather.number, number, len(devices))
         if absent:
             log.info("round %d: step %d goes on without %s", self._gather.number, number, ", ".join(sorted(absent)))
         skips = {device: build_skip(_offer(sessions[device]), self.barrier.step) for device in in_vain}

@@ -1,18 +1,16 @@
-"""Reader of phase lines (`phase NAME key=value ...`) in the logs of a site."""
+"""Reader of phase lines in the logs of a site."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.trial.chaos.mark import Kind, process_of
 from edge_server.trial.local import SERVER
+from shared.runtime.phases import parse_phase
 
 BEGINNING = "starting"
-_SETTLED = " INFO device_agent.exchange.upload settled "
-_LINE = re.compile(r" DEBUG (\S+) phase (\w+)((?: \w+=\S+)*)$")
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,11 @@ class LogLine:
 
 def parse(name: str, line: str) -> LogLine | None:
     """Return the phase in a log line; None if it has none."""
-    if _SETTLED in line:
-        return LogLine("agent", name, "idle", {})
-    match = _LINE.search(line)
-    if match is None:
+    parsed = parse_phase(line)
+    if parsed is None:
         return None
-    by: Kind = "server" if name == SERVER else "trainer" if match[1] == "trainer" else "agent"
-    return LogLine(by, name, match[2], dict(fact.split("=", 1) for fact in match[3].split()))
+    by: Kind = "server" if name == SERVER else "trainer" if parsed.logger == "trainer" else "agent"
+    return LogLine(by, name, parsed.phase, parsed.facts)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 from edge_server.trial.chaos.log_reader import BEGINNING, LogLine, Logs, parse
 from edge_server.trial.local import SERVER
 from shared.runtime import processes as log
+from shared.runtime.phases import log_phase
 
 STAMP = "2026-01-02T03:04:05.678Z"
 
@@ -29,16 +30,12 @@ STAMP = "2026-01-02T03:04:05.678Z"
             ("agent", "delivering", {"run": "a", "round": "1"}),
         ),
         ("pi", "trainer phase committed", ("trainer", "committed", {})),
+        (SERVER, "edge_server.rounds.round phase server-training run=a", ("server", "server-training", {"run": "a"})),
     ],
 )
 def test_a_line_about_a_phase(name, line, expected):
     by, phase, facts = expected
     assert parse(name, f"{STAMP} DEBUG {line}") == LogLine(by, name, phase, facts)
-
-
-def test_an_agent_whose_update_is_settled_is_idle():
-    line = f"{STAMP} INFO device_agent.exchange.upload settled run=a round=1 verdict=accepted"
-    assert parse("pi", line) == LogLine("agent", "pi", "idle", {})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_a_line_is_what_our_logs_write(capsys):
     before = root.handlers[:], root.level, mqtt.level
     try:
         log.configure("debug")
-        logging.getLogger("trainer").debug("phase %s run=%s round=%d", "training", "a", 3)
+        log_phase(logging.getLogger("trainer"), "training", run="a", round=3)
     finally:
         root.handlers[:] = before[0]
         root.setLevel(before[1])
