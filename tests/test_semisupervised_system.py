@@ -163,8 +163,8 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, replayed, method, 
     assert {one.steps for one in rounds} == {STEPS.get(method)}
     kept, test = StoredRun(tmp_path / RUN, records), load_examples(test_data(run.plan))
     model, judged = load_trained_network(kept)
-    wanted = evaluated_parameters(build(ALGORITHMS, run.plan.algorithm, "algorithm"), live)
-    require_equal(judged, {key: wanted[key] for key in model.layers.state_dict()})
+    wanted = evaluated_parameters(build(ALGORITHMS, run.plan.algorithm, "algorithm"), build_blank(run.plan.model), live)
+    require_equal(judged, wanted)
     shown = summarise_outcome(records, kept.folder)
     assert rounds[-1].accuracy == shown.last.accuracy == score(model.layers.eval(), judged, test).accuracy
     best, parameters = load_trained_network(kept, shown.best.round)
@@ -207,7 +207,10 @@ def test_judged_is_the_teacher_or_what_the_servers_steps_left(replayed):
     for method in METHODS.keys() - {"fedmatch"}:
         run, prefix = replayed(method), "tested/" if method == "semifl" else "teacher/"
         wanted = {key.removeprefix(prefix): leaf for key, leaf in run.state.tree.items() if key.startswith(prefix)}
-        require_equal(evaluated_parameters(build(ALGORITHMS, run.plan.algorithm, "algorithm"), run.state), wanted)
+        algorithm, model = build(ALGORITHMS, run.plan.algorithm, "algorithm"), build_blank(run.plan.model)
+        require_equal(
+            evaluated_parameters(algorithm, model, run.state), {key: wanted[key] for key in model.layers.state_dict()}
+        )
     assert replayed("supervised_only").state.facts["followed"] == 4 * 2
 
 
@@ -273,7 +276,7 @@ def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pic
     live, records = Site(Network(), plan, pictures).play()
     [found] = [one for one in records if isinstance(one, Evaluated)]
     assert found.round == plan.rounds
-    judged = evaluated_parameters(build(ALGORITHMS, plan.algorithm, "algorithm"), live)
+    judged = evaluated_parameters(build(ALGORITHMS, plan.algorithm, "algorithm"), build_blank(plan.model), live)
     expected, trained = {}, {}
     for place, name in enumerate(NAMES):
         rest, held = split_holdout(load_examples(device_data(plan, plan.device, place)), 0.25, seed=0)

@@ -379,11 +379,12 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
 
 
 def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
-    """Evaluate parameters on the device's held-out examples; empty if there are none."""
+    """Evaluate the network's parameters of a tree on the device's held-out examples; empty if there are none."""
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return {}
-    result = score(task.model.layers.eval(), tree, held_out)
+    layers = task.model.layers.eval()
+    result = score(layers, {name: tree[name] for name in layers.state_dict()}, held_out)
     return {"eval_accuracy": result.accuracy, "eval_loss": result.loss, "eval_examples": float(len(held_out))}
 
 

@@ -18,7 +18,7 @@ from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, evaluated_parameters
+from shared.algorithms.base import Algorithm, join_network
 from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
@@ -29,7 +29,7 @@ from shared.protocol.inference.release import Preprocessing, ReleaseSource
 from shared.protocol.inputs import Inputs
 from shared.registry import FAULTS, build
 from shared.tensors import file
-from shared.tensors.tree import Tree, check_like
+from shared.tensors.tree import State, Tree, check_like
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
         state = file.load(_checkpoint_path(run, number))
     except FileNotFoundError as error:  # a running server replaced the checkpoint after it was listed
         raise ConfigError(f"run {run.folder.name} has replaced its model of round {number}; try again") from error
-    tree = _select_network_state(evaluated_parameters(algorithm, state), build_blank(plan.model), run, number)
+    tree = _load_network(algorithm, state, build_blank(plan.model), run, number)
     model = build_zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
@@ -135,21 +135,19 @@ def _checkpoint_path(run: Run, number: int) -> Path:
     return best if best.exists() else checkpoints.state_path(folder, number)
 
 
-def _select_network_state(tree: Tree, like: Model, run: Run, number: int) -> Tree:
-    """Select the network's tensors from a state; require all of them, with matching shapes and finite values."""
-    expected = like.tree()
-    if missing := sorted(expected.keys() - tree.keys()):
-        raise ConfigError(
-            f"run {run.folder.name}: {len(missing)} of {len(expected)} tensors, such as {missing[0]!r}, are personal "
-            "and stored on the devices only; choose a run whose algorithm trains the complete network"
-        )
-    state = {name: tree[name] for name in expected}
+def _load_network(algorithm: Algorithm, state: State, model: Model, run: Run, number: int) -> Tree:
+    """Return the evaluated network of a state; require all tensors, with matching shapes and finite values."""
     try:
-        check_like(state, expected)
+        tree = join_network(algorithm, model, state)
+    except ConfigError as error:
+        remedy = "choose a run whose algorithm trains the complete network"
+        raise ConfigError(f"run {run.folder.name}: {error}; {remedy}") from error
+    try:
+        check_like(tree, model.tree())
     except WireError as error:
         remedy = "; another round may do, see --round" if error.reason == "not-finite" else ""
         raise ConfigError(f"run {run.folder.name}, round {number}: parameter {error}{remedy}") from error
-    return state
+    return tree
 
 
 def load_test_examples(plan: Plan) -> Examples | None:

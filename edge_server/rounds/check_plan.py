@@ -17,7 +17,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import read_plan
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, evaluated_parameters
+from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
 from shared.errors import ConfigError
@@ -102,12 +102,17 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
+    if beside := [name for name in model.layers.state_dict() if BESIDE in name]:
+        raise ConfigError(
+            f"{path}: model: the name {beside[0]!r} contains {BESIDE!r}, which marks what a method stores beside the "
+            "network; rename that layer"
+        )
     _check_topk(plan, algorithm, path)
     _check_exact(plan, {*model.layers.state_dict(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
     _check_sites(plan, algorithm, path)
-    judged = evaluated_parameters(algorithm, state)
-    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
+    evaluated = evaluated_parameters(algorithm, model, state)
+    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= evaluated.keys():
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"

@@ -58,11 +58,13 @@ ROUND_END, SERVER_TRAINING = "round end", "server training"
 def choose_broadcast(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
     """Return the function that selects the tree sent to a device.
 
-    To evaluate what the algorithm is judged by, devices receive all of it, including the top of a split network.
+    To evaluate or to measure running statistics, devices receive the evaluated network alone, including the top of a
+    split network.
     """
+    alone = purpose == "evaluate" or (purpose == "statistics" and not algorithm.split)
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
-    if purpose == "evaluate" and (algorithm.server or algorithm.split) and not algorithm.personal:
+    if alone and not algorithm.personal:
         return lambda state, _device, _told: join_network(algorithm, model, state)
     return algorithm.broadcast
 

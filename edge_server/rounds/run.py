@@ -252,7 +252,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
     plan, store = rounds.plan, rounds.store
     at = await stand()
     state = at.state
-    _require_examples(rounds, evaluated_parameters(rounds.algorithm, state))
+    _require_examples(rounds, evaluated_parameters(rounds.algorithm, rounds.model, state))
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has already ended", rounds.run)

@@ -20,6 +20,9 @@ from shared.tensors.tree import Mean, State, Tree
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs of shape (B, ...) and integer labels of shape (B,)."""
 
+BESIDE = "/"
+"""Part of the name of every leaf that a method keeps beside the network, such as `momentum/0.weight`."""
+
 
 class Batches(Protocol):
     """A device's examples for one task, in the order that the task's seed determines."""
@@ -149,7 +152,6 @@ class ServerTraining:
         train: (model, state, labelled examples, cohort, round) -> the state at the start of the round. The model is a
             skeleton without storage. torch's global generator is seeded by the run's seed and the round, so that a
             round resumed after a restart starts with the same state. A missed round discards it.
-        evaluated_tree: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
         check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where training on these is
             impossible. Called once, before any device gets a task.
         terms: State at the end of a round, aggregated unless the round was missed -> figures of the training for the
@@ -157,7 +159,6 @@ class ServerTraining:
     """
 
     train: Callable[[Model, State, Batch, Cohort, int], State]
-    evaluated_tree: Callable[[State], Tree] | None = None
     check: Callable[[Model, Batch, Hyper], None] | None = None
     terms: Callable[[State], Mapping[str, float]] | None = None
 
@@ -225,6 +226,8 @@ class Algorithm:
             then the model is a skeleton without storage, and `tree` has only the leaves below the cut.
         absorb: (mean, device, assignment, result) -> mean. Called once per update, in device order.
         aggregate: (state, mean) -> state.
+        evaluated: State -> the parameters that are evaluated, exported and served, such as a teacher's; leaves that the
+            network lacks are ignored. None: the network's leaves of the state.
         empty: State -> the accumulator to which `absorb` adds a round's first update; its facts can carry parts of the
             state that `absorb` needs.
         check_update: (assignment, download, upload) raises WireError where `absorb` could not use the upload; leaves
@@ -246,6 +249,7 @@ class Algorithm:
     local: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session]
     absorb: Callable[[Mean, str, Assignment, Result], Mean]
     aggregate: Callable[[State, Mean], State]
+    evaluated: Callable[[State], Tree] | None = None
     empty: Callable[[State], Mean] = lambda _state: Mean()
     check_update: Callable[[Assignment, Tree, Tree], None] | None = None
     split: Split | None = None
@@ -258,10 +262,21 @@ class Algorithm:
     sends_changes: bool = False
 
 
-def evaluated_parameters(algorithm: Algorithm, state: State) -> Tree:
-    """Return the parameters of a server state that are evaluated."""
-    select = algorithm.server and algorithm.server.evaluated_tree
-    return select(state) if select else state.tree
+def evaluated_parameters(algorithm: Algorithm, model: Model, state: State) -> Tree:
+    """Return the network's parameters and buffers of a server state that are evaluated, in the network's order.
+
+    Parameters that exist only on the devices are absent; `join_network` refuses them.
+
+    Args:
+        model: The network, with or without storage.
+    """
+    parameters = algorithm.evaluated(state) if algorithm.evaluated else state.tree
+    return {name: parameters[name] for name in model.layers.state_dict() if name in parameters}
+
+
+def network_leaves(tree: Tree) -> Tree:
+    """Return the leaves of a server state without those beside the network, whose names contain a slash."""
+    return {name: leaf for name, leaf in tree.items() if BESIDE not in name}
 
 
 def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
@@ -274,12 +289,12 @@ def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
     Raises:
         ConfigError: A part of it exists only on the devices.
     """
-    parameters, names = evaluated_parameters(algorithm, state), model.layers.state_dict().keys()
-    if missing := sorted(names - parameters.keys()):
+    parameters = evaluated_parameters(algorithm, model, state)
+    if missing := sorted(model.layers.state_dict().keys() - parameters.keys()):
         raise ConfigError(
             f"{missing[0]} and {len(missing) - 1} more parameters exist only on the devices: no complete network"
         )
-    return {name: parameters[name] for name in names}
+    return parameters
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:

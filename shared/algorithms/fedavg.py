@@ -17,7 +17,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike
+from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike, network_leaves
 from shared.errors import Diverged
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
@@ -137,15 +137,20 @@ def aggregate(state: State, mean: Mean) -> State:
     return State(tree.add(state.tree, tree.finish_mean(mean)), state.facts)
 
 
+def mix(state: State, mean: Tree) -> State:
+    """Return the state with the mean of several sites' networks; leaves beside the network stay the site's own."""
+    return State({**state.tree, **mean}, state.facts)
+
+
 def fedavg() -> Algorithm:
     """Build the algorithm; its server state is the model's tree."""
     return Algorithm(
         init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}),
         assign=assign_alike,
-        broadcast=lambda state, _device, _assignment: state.tree,
+        broadcast=lambda state, _device, _assignment: network_leaves(state.tree),
         local=LocalSgd(),
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=True,
-        mixing=Mixing(lambda state: state.tree, lambda state, mean: State(mean, state.facts)),
+        mixing=Mixing(lambda state: network_leaves(state.tree), mix),
     )

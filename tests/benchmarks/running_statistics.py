@@ -145,9 +145,8 @@ def method_accuracies(name: str, seed: int, rounds: int) -> tuple[float | None, 
     state, devices, trees = train(algorithm, fleet, seed, rounds)
     model, everybody = build_blank(MODEL), shuffled(load(Data(source="digits"))).inputs
     server: tuple[float | None, ...] = (None, None, None, None)
-    judged = evaluated_parameters(algorithm, state)
+    judged = evaluated_parameters(algorithm, model, state)
     if {key for key, _ in model.layers.named_parameters()} <= judged.keys():
-        judged = {key: judged[key] for key in model.layers.state_dict()}
         server = (*pair(model, judged, everybody, fleet.test), *by_devices(model, judged, fleet))
     if algorithm.personal is None:
         return (*server, None, None)

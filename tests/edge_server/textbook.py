@@ -325,5 +325,6 @@ def labelled_server() -> Algorithm:
         init=lambda model, _seed: joined(*({key: leaf.clone() for key, leaf in model.tree().items()} for _ in "st")),
         broadcast=lambda state, _device, _assignment: part(state, teacher=False),
         aggregate=aggregate,
-        server=ServerTraining(train, lambda state: part(state, teacher=True)),
+        evaluated=lambda state: part(state, teacher=True),
+        server=ServerTraining(train),
     )

@@ -24,7 +24,7 @@ from edge_server.plan.sections import Chosen
 from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.check_update import read_update
 from edge_server.rounds.collect_updates import Gather
-from shared.algorithms.base import Algorithm, Cohort, Split, assign_alike
+from shared.algorithms.base import Algorithm, Cohort, Split, assign_alike, evaluated_parameters
 from shared.models.base import Model
 from shared.models.build import build_blank
 from shared.models.running_statistics import has_batch_norm, statistic_names
@@ -58,8 +58,10 @@ def set_batches(plan: Plan, batches: int) -> Plan:
 
 
 def _can_measure(algorithm: Algorithm) -> bool:
-    """Return true if devices can measure the algorithm's model; not if the server trains it as well."""
-    return algorithm.split.measure is not None if algorithm.split else algorithm.server is None
+    """Return true if devices can measure the evaluated model; not if it is other than the one that they train."""
+    if algorithm.split:
+        return algorithm.split.measure is not None
+    return algorithm.server is None and algorithm.evaluated is None
 
 
 def due_steps(plan: Plan, algorithm: Algorithm, model: Model, state: State, devices: int) -> int:
@@ -73,7 +75,10 @@ def due_steps(plan: Plan, algorithm: Algorithm, model: Model, state: State, devi
     batches, names = plan.evaluation.measured_batches, statistic_names(model.layers)
     if not devices or not batches or not names or algorithm.personal or not _can_measure(algorithm):
         return 0
-    if not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
+    if (
+        not {name for name, _ in model.layers.named_parameters()}
+        <= evaluated_parameters(algorithm, model, state).keys()
+    ):
         return 0
     return -(-batches // devices)
 

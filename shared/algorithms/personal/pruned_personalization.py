@@ -32,7 +32,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Allocation, Cohort, Personal, Resources, Result, assign_alike
+from shared.algorithms.base import (
+    Algorithm,
+    Allocation,
+    Cohort,
+    Personal,
+    Resources,
+    Result,
+    assign_alike,
+    network_leaves,
+)
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.network_parts import (
     Importance,
@@ -122,7 +131,7 @@ def aggregate(state: State, mean: Mean) -> State:
     """Return the mean over holders, and the old value where there is none; equation (26)."""
     if not mean.total:
         return state
-    weight, weights = mean.weight[sparse_update.VALUES], select_weights(state.tree)
+    weight, weights = mean.weight[sparse_update.VALUES], select_weights(network_leaves(state.tree))
     has_holders = weight > 0 if isinstance(weight, Tensor) else None
     means = tree.finish_mean(mean)
     vector = means.pop(sparse_update.VALUES).to(next(iter(weights.values())).dtype)
@@ -163,7 +172,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
     return Algorithm(
         init=partial(init, settings),
         assign=partial(assign, settings),
-        broadcast=lambda state, _device, _assignment: state.tree,
+        broadcast=lambda state, _device, _assignment: network_leaves(state.tree),
         local=partial(local, settings),
         absorb=partial(absorb, settings),
         aggregate=aggregate,

@@ -232,7 +232,8 @@ def _algorithm(settings: SemisflSettings) -> Algorithm:
         aggregate=partial(aggregate, settings),
         check_update=check_update,
         split=Split(partial(serve, settings), partial(check_features, settings), passes=2, cut_of=settings.cut_of),
-        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings), round_terms),
+        evaluated=teacher_of,
+        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), round_terms),
         reads_labels=False,
     )
 

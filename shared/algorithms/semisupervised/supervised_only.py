@@ -74,6 +74,7 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
         absorb=lambda mean, _device, _assignment, _result: mean,
         aggregate=lambda state, _mean: state,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings), round_terms),
+        evaluated=teacher_of,
+        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), round_terms),
         reads_labels=False,
     )

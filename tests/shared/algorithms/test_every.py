@@ -15,6 +15,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, evaluated_parameters
 from shared.protocol.messages import Spec
 from shared.registry import build
+from shared.tensors import file
 from shared.tensors.tree import Mean, State
 
 SHORT = {"steps": 6, "supervised_steps": 8, "labelled_queue": 16, "unlabelled_queue": 16}
@@ -58,8 +59,7 @@ def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):
         """Of all examples, by the model that each device uses: the server's, or what it serves itself."""
         total = 0.0
         for device, data in fleet.items():
-            tree = evaluated_parameters(algorithm, state)
-            tree = {name: tree[name] for name in model().layers.state_dict()}
+            tree = evaluated_parameters(algorithm, model(), state)
             if algorithm.personal:
                 came = algorithm.broadcast(state, device, told[device])
                 tree = algorithm.personal.parameters(model(), kept.get(device, State()), came, told[device])
@@ -98,3 +98,25 @@ def test_a_round_without_updates_changes_nothing(algorithm, model):
     after = algorithm.aggregate(state, Mean())
     assert after.facts == state.facts
     assert all(torch.equal(after.tree[key], leaf) for key, leaf in state.tree.items())
+
+
+def test_a_leaf_beside_the_network_is_neither_evaluated_nor_sent(algorithm, model, hyper):
+    """A method may keep more than the network in its state, such as the momentum of a server optimizer."""
+    state = algorithm.init(model(), 5)
+    more = State({**state.tree, "beside/0": torch.ones(3)}, state.facts)
+    evaluated, also = (evaluated_parameters(algorithm, model(), one) for one in (state, more))
+    assert evaluated.keys() == also.keys() <= model().layers.state_dict().keys()
+    assert all(torch.equal(leaf, also[name]) for name, leaf in evaluated.items())
+    for device, told in algorithm.assign(state, Cohort(("a", "b"), hyper, seed=1), {}, 1).items():
+        assert algorithm.broadcast(more, device, told).keys() == algorithm.broadcast(state, device, told).keys()
+    if algorithm.mixing:
+        assert algorithm.mixing.shared_tree(more).keys() == algorithm.mixing.shared_tree(state).keys()
+
+
+def test_a_leaf_beside_the_network_outlives_checkpoint_and_round(algorithm, model, tmp_path):
+    state = algorithm.init(model(), 5)
+    file.save(tmp_path / "state", State({**state.tree, "beside/0": torch.ones(3)}, state.facts))
+    after = algorithm.aggregate(file.load(tmp_path / "state"), Mean())
+    assert after.facts == state.facts
+    assert after.tree.keys() == {*state.tree, "beside/0"}
+    assert torch.equal(after.tree["beside/0"], torch.ones(3))

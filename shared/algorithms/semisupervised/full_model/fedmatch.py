@@ -37,7 +37,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining, network_leaves
 from shared.algorithms.semisupervised.full_model.fedmatch_device import AGREEMENT, CLOSENESS, SPARSITY, local
 from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     HELPER,
@@ -90,7 +90,7 @@ def init(settings: FedmatchSettings, model: Model, _seed: int) -> State:
 
 def untrained_leaves(state: State) -> Tree:
     """Return running statistics, and parameters that are not trained."""
-    return {name: leaf for name, leaf in state.tree.items() if not name.startswith((SIGMA, PSI, LAST))}
+    return network_leaves(state.tree)
 
 
 def train(
@@ -171,7 +171,8 @@ def choose_helpers(
 
 def broadcast(settings: FedmatchSettings, state: State, device: str, _assignment: Assignment) -> Tree:
     """Return sigma, psi and untrained leaves; in a round with helpers, also the differences of their psi."""
-    down = {name: leaf for name, leaf in state.tree.items() if not name.startswith(LAST)}
+    parts = {name: leaf for name, leaf in state.tree.items() if name.startswith((SIGMA, PSI))}
+    down = {**parts, **untrained_leaves(state)}
     for place in range(settings.helpers):
         if (helper := state.facts.get(f"{HELPER}{place}/{device}")) is not None:
             psi = without_small(state.tree[f"{LAST}{helper}"], settings.least_value)
@@ -237,7 +238,8 @@ def fedmatch(settings: FedmatchSettings) -> Algorithm:
         aggregate=aggregate,
         empty=empty,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), partial(summed_parameters, settings), check, round_terms),
+        evaluated=partial(summed_parameters, settings),
+        server=ServerTraining(partial(train, settings), check, round_terms),
         resources=Resources(step_share=lambda _model, _assignment: 1 + FORWARD + helper_cost),
         reads_labels=False,
     )

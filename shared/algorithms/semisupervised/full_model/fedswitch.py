@@ -26,7 +26,7 @@ from functools import partial
 
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining, network_leaves
 from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGENCE, SwitchSettings, local
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign
@@ -77,13 +77,13 @@ def broadcast(settings: SwitchSettings, state: State, device: str, _assignment: 
     divergence = state.facts.get(f"{DIVERGENCE}/{device}", 0.0)
     assert isinstance(divergence, float)
     if divergence < settings.switch_divergence:
-        return state.tree
+        return {**student_of(state), **add_prefix(take_prefix(state.tree, TEACHER), TEACHER)}
     return student_of(state)
 
 
 def student_of(state: State) -> Tree:
     """Return the student's leaves."""
-    return {name: leaf for name, leaf in state.tree.items() if not name.startswith(TEACHER)}
+    return network_leaves(state.tree)
 
 
 def absorb(settings: SwitchSettings, mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
@@ -120,7 +120,8 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), teacher_of, require_classes, round_terms),
+        evaluated=teacher_of,
+        server=ServerTraining(partial(train, settings), require_classes, round_terms),
         resources=Resources(step_share=step_share),
         reads_labels=False,
     )

@@ -34,7 +34,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining, network_leaves
 from shared.algorithms.semisupervised.full_model.labelled_steps import supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Leaves, assign
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
@@ -109,7 +109,7 @@ def labelled_epochs(
 
 def broadcast(state: State, _device: str = "", _assignment: Assignment | None = None) -> Tree:
     """Return the model after the server's epochs, with its running statistics."""
-    return {name: leaf for name, leaf in state.tree.items() if not name.startswith((TESTED, MOMENTUM))}
+    return network_leaves(state.tree)
 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
@@ -149,7 +149,8 @@ def semifl(settings: SemiflSettings) -> Algorithm:
         local=partial(local, settings),
         absorb=absorb,
         aggregate=partial(aggregate, settings),
-        server=ServerTraining(partial(train, settings), tested_parameters, require_classes, round_terms),
+        evaluated=tested_parameters,
+        server=ServerTraining(partial(train, settings), require_classes, round_terms),
         resources=Resources(step_share=lambda _model, _assignment: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
     )

@@ -80,7 +80,7 @@ def test_psi_begins_as_a_fifth_of_sigma_and_their_sum_is_tested():
     require_close(
         unravelled(fleet, fleet.state.tree["psi/values"]), {name: 0.2 * network[name] for name in trained_names(fleet)}
     )
-    tested = fleet.algorithm.server.evaluated_tree(fleet.state)
+    tested = fleet.algorithm.evaluated(fleet.state)
     assert tested.keys() == network.keys()
     require_close(tested, {n: 1.2 * leaf if n in trained_names(fleet) else leaf for n, leaf in network.items()})
 
@@ -291,7 +291,7 @@ def test_what_is_tested_has_no_psi_that_is_next_to_nothing():
     assert 0 < int((psi.abs() <= 0.01).sum()) < len(psi)
     kept = unravelled(fleet, torch.tensor([float(one) if abs(one) > 0.01 else 0.0 for one in psi]))
     sigma = sigma_of(fleet.state.tree)
-    require_close(fleet.algorithm.server.evaluated_tree(fleet.state), {n: sigma[n] + kept[n] for n in sigma})
+    require_close(fleet.algorithm.evaluated(fleet.state), {n: sigma[n] + kept[n] for n in sigma})
 
 
 @pytest.mark.parametrize("some", [[], [0], [0, 1, 2, 7, 30], range(100), range(99)])

@@ -102,7 +102,7 @@ def test_the_average_moves_the_student_and_the_teacher_waits_for_the_next_superv
         torch.testing.assert_close(fleet.state.tree[name].double(), leaf + moved, rtol=1e-5, atol=1e-6)
     assert all(torch.equal(fleet.state.tree[name], begun.tree[name]) for name in begun.tree if name.startswith("teach"))
     assert all(state == State() for state in fleet.devices.values()), "devices keep nothing"
-    assert fleet.algorithm.server.evaluated_tree(fleet.state).keys() == fleet.whole.tree().keys()
+    assert fleet.algorithm.evaluated(fleet.state).keys() == fleet.whole.tree().keys()
 
 
 def test_examples_weigh_only_where_the_plan_says_so():

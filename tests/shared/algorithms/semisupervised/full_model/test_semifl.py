@@ -78,7 +78,7 @@ def test_statistics_are_those_of_a_plain_loop_over_the_labelled_examples(count):
     """torch's own cumulative average, over examples as they are, in their order; of 301 in two about equal batches."""
     after, _ = begin(semifl(server_epochs=1), count=count)
     layers = make("normed")[0].layers
-    layers.load_state_dict(evaluated_parameters(semifl(), after), strict=False)
+    layers.load_state_dict(evaluated_parameters(semifl(), make("normed")[1], after), strict=False)
     layers.eval()
     for layer in layers:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -99,13 +99,22 @@ def test_what_is_sent_is_what_is_tested_and_every_bit_of_a_model():
     algorithm = semifl()
     begun, before = begin(algorithm)
     down, model = algorithm.broadcast(begun, "a", TOLD), make("normed")[0].tree()
-    assert down.keys() == model.keys() == evaluated_parameters(algorithm, begun).keys()
-    assert all(torch.equal(leaf, evaluated_parameters(algorithm, begun)[name]) for name, leaf in down.items())
+    assert down.keys() == model.keys() == evaluated_parameters(algorithm, make("normed")[1], begun).keys()
+    assert all(
+        torch.equal(leaf, evaluated_parameters(algorithm, make("normed")[1], begun)[name])
+        for name, leaf in down.items()
+    )
     size = sum(leaf.numel() * leaf.element_size() for leaf in model.values())
     assert dense().encode(down, None)[0].num_bytes == size
-    assert all(torch.equal(leaf, evaluated_parameters(algorithm, before)[name]) for name, leaf in model.items())
+    assert all(
+        torch.equal(leaf, evaluated_parameters(algorithm, make("normed")[1], before)[name])
+        for name, leaf in model.items()
+    )
     after = fold(algorithm, begun, {"a": Result(changes(begun, 1), 1.0, 5)})
-    assert all(torch.equal(leaf, evaluated_parameters(algorithm, after)[name]) for name, leaf in down.items())
+    assert all(
+        torch.equal(leaf, evaluated_parameters(algorithm, make("normed")[1], after)[name])
+        for name, leaf in down.items()
+    )
     assert not torch.equal(algorithm.broadcast(after, "a", TOLD)["0.weight"], down["0.weight"])
 
 
