@@ -284,4 +284,4 @@ def write_reference(form: str, introduction: str, groups: Sequence[KeyGroup], sc
     for group in groups:
         about = [group.meaning] if group.meaning else []
         table = TextTable([*columns, TextColumn("meaning", least=24)], group.keys)
-        write_text(sys.stdout, group.heading, *about, *([table] if group.keys else ["no options"]), "")
+        write_text(sys.stdout, [group.heading, *about, *([table] if group.keys else ["no options"]), ""])

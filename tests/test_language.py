@@ -159,7 +159,7 @@ CEILINGS: dict[Rule, int] = {
     find_openings: 5,
     find_filler: 50,
     find_late_constants: 19,
-    find_unpacked_tuples: 6,
+    find_unpacked_tuples: 2,
     find_rhetoric: 0,
 }
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -268,7 +268,7 @@ async def _run_agent(
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
         upgrades = _compose_upgrades(config, folder, transport, session.instance)
         beside = [*releases, upgrades.run(), *_compose_renewal(config, folder)]
-        running = asyncio.create_task(_run_beside(agent, *beside), name="agent")
+        running = asyncio.create_task(_run_beside(agent, beside), name="agent")
         stop = asyncio.create_task(events.stopping.wait(), name="stop")
         try:
             async with serving.connect_tops(transport, session.instance) if serving else nullcontext():
@@ -283,7 +283,7 @@ async def _run_agent(
         raise results[0]
 
 
-async def _run_beside(agent: Agent, *beside: Coroutine[Any, Any, None]) -> None:
+async def _run_beside(agent: Agent, beside: Sequence[Coroutine[Any, Any, None]]) -> None:
     async with background(*beside):
         await agent.run()
 

@@ -63,6 +63,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _journal() -> str:
     try:
-        return run_tool(LIVE_ROOT, *JOURNAL)
+        return run_tool(LIVE_ROOT, JOURNAL)
     except NoData as error:
         return f"no journal: {error}\n"

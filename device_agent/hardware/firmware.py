@@ -40,7 +40,7 @@ def ask(root: Path, question: str) -> str:
     devices = [root / name for name in MAILBOX_DEVICES if root == LIVE_ROOT and path_exists(root / name)]
     if devices:
         return ask_mailbox(next((device for device in devices if os.access(device, os.R_OK)), devices[0]), question)
-    return parse_answer(run_tool(root, "vcgencmd", *question.split()), question)
+    return parse_answer(run_tool(root, ["vcgencmd", *question.split()]), question)
 
 
 def ask_mailbox(device: Path, question: str) -> str:

@@ -26,7 +26,7 @@ EXIT_CANNOT_START = 126
 SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/opt/vc/bin"
 
 
-def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
+def run_tool(root: Path, command: Sequence[str], timeout_s: float = 5.0) -> str:
     """Return a tool's output; below another root, the recorded one in `tools/<command, joined by blanks>`.
 
     Raises:
@@ -50,7 +50,7 @@ def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def run_tool_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
+def run_tool_first_line(root: Path, command: Sequence[str], timeout_s: float = 5.0) -> str:
     """Return the first line of a tool that prints continuously, and stop it; otherwise as `run_tool`."""
     tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
     if root != LIVE_ROOT:
@@ -134,7 +134,7 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
     return ChildExit(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-def _read_recorded(root: Path, command: tuple[str, ...]) -> str:
+def _read_recorded(root: Path, command: Sequence[str]) -> str:
     name = " ".join(command).replace("/", "_")
     try:
         return files.read_bounded(root / RECORDED_TOOLS / name)

@@ -133,7 +133,7 @@ class _LazyLine:
             raise NoData("not in sysfs, and the profile has no tegrastats")
         if self._parsed is None:
             try:
-                self._parsed = tegrastats.parse_line(run_tool_first_line(self._root, *tegrastats.COMMAND))
+                self._parsed = tegrastats.parse_line(run_tool_first_line(self._root, tegrastats.COMMAND))
             except NoData as error:
                 self._parsed = error
         if isinstance(self._parsed, NoData):

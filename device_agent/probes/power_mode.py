@@ -43,7 +43,7 @@ def read_mode(root: Path, table: PowerMode) -> str:
         number = parse_mode_number(read_text(root / table.status))
         names = parse_mode_names(read_text(root / table.conf))
     except NoData:
-        return parse_query(run_tool(root, "nvpmodel", "-q"))
+        return parse_query(run_tool(root, ["nvpmodel", "-q"]))
     return names.get(number, f"mode {number}")
 
 

@@ -47,7 +47,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 def _read_radio(root: Path, name: str, at: float) -> ProbeResult:
     lacking: dict[str, Absent] = {}
     try:
-        output = parse_link(run_tool(root, "iw", "dev", name, "link"), name)
+        output = parse_link(run_tool(root, ["iw", "dev", name, "link"]), name)
     except NoData as error:
         lacking[f"wifi.{name}_phy_bits_per_s"] = describe_absence(error)
         output = ""
@@ -94,7 +94,7 @@ def parse_bits_per_s(pattern: str, text: str) -> float | None:
 def _read_station(root: Path, name: str) -> str:
     """Read the driver's station statistics; empty for drivers without them."""
     try:
-        return run_tool(root, "iw", "dev", name, "station", "dump")
+        return run_tool(root, ["iw", "dev", name, "station", "dump"])
     except NoData:
         return ""
 

@@ -274,7 +274,7 @@ def line_printer(console: Console, kills: int) -> Callable[[KillResult | Account
 
 def show(outcome: Outcome, stream: TextIO) -> None:
     """Write the tables and the verdict."""
-    write_text(stream, kills_table(outcome.struck), accounts_table(outcome.runs, several_sites=outcome.sites > 0))
+    write_text(stream, [kills_table(outcome.struck), accounts_table(outcome.runs, several_sites=outcome.sites > 0)])
     if outcome.problem:
         write_text(stream, f"stopped after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}")
     verdict = "nothing was lost" if outcome.holds else "SOMETHING WAS LOST"

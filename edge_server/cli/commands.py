@@ -174,7 +174,7 @@ def explain(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(explanation)
     else:
-        write_text(sys.stdout, *explanation_lines(explanation))
+        write_text(sys.stdout, explanation_lines(explanation))
     return 0
 
 
@@ -296,9 +296,9 @@ def _show(
     device_notes = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
     skipped = [*tables.skipped_lines(records), *tables.gpu_lines(records)]
     notes = [*chain.from_iterable(device_notes), *skipped, *tables.restart_lines(records), explain_shortfall(records)]
-    write_text(sys.stdout, table, *filter(None, notes))
+    write_text(sys.stdout, [table, *filter(None, notes)])
     *lines, what_next, record = outcome_lines(outcome, folder)
-    write_text(sys.stdout, *lines)
+    write_text(sys.stdout, lines)
     sys.stdout.write(f"{what_next}\n{record}\n")  # paths, not wrapped, for copying
 
 
@@ -342,7 +342,7 @@ def _check_plan(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(checked)
     else:
-        write_text(sys.stdout, *format_check(checked))
+        write_text(sys.stdout, format_check(checked))
     return 0
 
 

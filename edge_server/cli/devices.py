@@ -185,9 +185,9 @@ def _print(options: argparse.Namespace, path: Path, devices: list[Device], now_u
         return
     [device] = devices
     facts = (short_text(f"{name}: {fact}") for name, fact in sorted(device.facts.items()))
-    write_text(sys.stdout, readings_table(device), absences_table(device), *facts, *model_lines(device))
+    write_text(sys.stdout, [readings_table(device), absences_table(device), *facts, *model_lines(device)])
     if plot_lines:
-        write_text(sys.stdout, *plot_lines)
+        write_text(sys.stdout, plot_lines)
 
 
 def _write_json(options: argparse.Namespace, path: Path, devices: list[Device], now_utc_s: float) -> None:

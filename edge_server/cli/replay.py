@@ -76,7 +76,7 @@ def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], 
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(gap), indent=1).decode() + "\n")
     else:
         notes = sites_lines(gap) if isinstance(gap, SitesGap) else lines(gap)
-        write_text(sys.stdout, table(gap.spreads), *notes)
+        write_text(sys.stdout, [table(gap.spreads), *notes])
         if options.html:
             sys.stdout.write(f"page: {options.html}\n")
     return exit_code(gap, options.fail_above)

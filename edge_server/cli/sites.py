@@ -31,5 +31,5 @@ def sites(options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
         return 0
     table, lines = sites_table(summary)
-    write_text(sys.stdout, table, *lines)
+    write_text(sys.stdout, [table, *lines])
     return 0

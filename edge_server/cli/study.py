@@ -50,5 +50,5 @@ def _print(summary: StudySummary, folder: Path, form: str) -> None:
     from edge_server.replay.study.tables import tables  # noqa: PLC0415
 
     causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
-    write_text(sys.stdout, *tables(summary), *causes)
+    write_text(sys.stdout, [*tables(summary), *causes])
     sys.stdout.write(f"record: {folder}\n")

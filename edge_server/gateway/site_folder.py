@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -157,12 +158,19 @@ def _is_user(name: str) -> bool:
     return False
 
 
-def owner_ids(user: str) -> tuple[int, int] | None:
+class Owner(NamedTuple):
+    """User and group id of a file."""
+
+    uid: int
+    gid: int
+
+
+def owner_ids(user: str) -> Owner | None:
     """Return user and group id for a file; None to leave its owner unchanged."""
     if not user or os.geteuid() != 0:
         return None
     user_entry = pwd.getpwnam(user)
-    return user_entry.pw_uid, user_entry.pw_gid
+    return Owner(user_entry.pw_uid, user_entry.pw_gid)
 
 
 def make_folders(site: SiteFolder) -> None:
@@ -172,7 +180,7 @@ def make_folders(site: SiteFolder) -> None:
             folder.mkdir(parents=True)
             folder.chmod(FOLDER)
             if owner := owner_ids(site.server_user):
-                os.chown(folder, *owner)
+                os.chown(folder, owner.uid, owner.gid)
 
 
 def make_authorities(site: SiteFolder, name: str, now: datetime, *, years: tuple[float, float]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_server.report.axes import Axis
 from edge_server.report.charts import BOTTOM, LEFT, MANY_POINTS, RIGHT, TOP, drawing, figure, frame, thin_points
 from edge_server.report.digest import ARRIVALS, Arrival, RoundDigest, TaskDigest
-from edge_server.report.html import Markup, element, join, number
+from edge_server.report.html import Markup, element, number
 
 CELL, GAP = 11, 1
 LABEL_LETTERS, LETTER_WIDTH = 24, 5.8
@@ -42,7 +42,7 @@ def bar(slices: Sequence[Slice], most: float) -> Markup:
                 element("rect", element("title", slice_.title), x=x, width=width, height=10, class_=slice_.name)
             )
         x += width
-    return element("svg", *parts, viewBox="0 0 1000 10", preserveAspectRatio="none", class_="bar")
+    return element("svg", parts, viewBox="0 0 1000 10", preserveAspectRatio="none", class_="bar")
 
 
 def arrivals(title: str, rounds: Sequence[RoundDigest], x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Markup:
@@ -64,7 +64,7 @@ def arrivals(title: str, rounds: Sequence[RoundDigest], x_ticks: Sequence[float]
             )
             parts.append(element("path", element("title", arrival), d=columns, class_=arrival))
         below = above
-    return figure(title, drawing(title, frame(x, y, "round"), *parts))
+    return figure(title, drawing(title, [frame(x, y, "round"), *parts]))
 
 
 def count_of(round_: RoundDigest, arrival: Arrival) -> int:
@@ -105,7 +105,7 @@ def arrival_grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[
     width, height = grid_x + len(rounds) * CELL + CELL, HEADER_HEIGHT + len(devices) * CELL + 2
     svg = element(
         "svg",
-        *(*names, *heads, *parts),
+        (*names, *heads, *parts),
         viewBox=f"0 0 {number(width)} {number(height)}",
         width=width,
         height=height,
@@ -116,11 +116,11 @@ def arrival_grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[
     return element("div", svg, class_="wide")
 
 
-def legend(*names: tuple[str, str]) -> Markup:
+def legend(names: Iterable[tuple[str, str]]) -> Markup:
     """Return a legend of pairs of a CSS class and its label."""
     rect = {"x": 0, "y": 0, "width": 12, "height": 12}
     items = [
-        element("span", element("svg", element("rect", **rect, class_=name), viewBox="0 0 12 12", class_="key"), text)
+        element("span", [element("svg", element("rect", **rect, class_=name), viewBox="0 0 12 12", class_="key"), text])
         for name, text in names
     ]
-    return element("p", join(*items), class_="legend")
+    return element("p", items, class_="legend")

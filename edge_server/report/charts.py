@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,22 +63,22 @@ def chart(
     """
     x, y = Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP)
     content = [frame(x, y, across), *(_curve(curve, x, y) for curve in curves if curve.points)]
-    return figure(title, drawing(f"{title} over {across}", *content))
+    return figure(title, drawing(f"{title} over {across}", content))
 
 
-def figure(caption: str, *content: str) -> Markup:
+def figure(caption: str, content: Markup) -> Markup:
     """Return a drawing with its caption."""
-    return element("figure", element("figcaption", caption), *content)
+    return element("figure", [element("figcaption", caption), content])
 
 
-def drawing(name: str, *content: str, width: float = WIDTH, height: float = HEIGHT) -> Markup:
+def drawing(name: str, content: Iterable[str], *, width: float = WIDTH, height: float = HEIGHT) -> Markup:
     """Return an SVG that scales to the width of its container.
 
     Args:
         name: Label for screen readers.
         width: In units of the drawing; the height too.
     """
-    return element("svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=name)
+    return element("svg", content, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=name)
 
 
 def frame(x: Axis, y: Axis, across: str) -> Markup:
@@ -89,7 +89,7 @@ def frame(x: Axis, y: Axis, across: str) -> Markup:
         element("text", format_tick(tick), x=LEFT - 6, y=y.at(tick) + 3.5, text_anchor="end") for tick in y.ticks
     ] + [element("text", format_tick(tick), x=x.at(tick), y=BOTTOM + 16, text_anchor="middle") for tick in x.ticks]
     name = element("text", across, x=(LEFT + RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle", class_="name")
-    return join(element("path", d=rules, class_="rule"), element("path", d=strokes, class_="tick"), *texts, name)
+    return join([element("path", d=rules, class_="rule"), element("path", d=strokes, class_="tick"), *texts, name])
 
 
 def _curve(curve: ChartLine, x: Axis, y: Axis) -> Markup:
@@ -113,7 +113,7 @@ def _curve(curve: ChartLine, x: Axis, y: Axis) -> Markup:
         )
         for point in points
     ]
-    return element("g", *parts, class_=f"{colour} many" if len(points) > MANY_POINTS else colour)
+    return element("g", parts, class_=f"{colour} many" if len(points) > MANY_POINTS else colour)
 
 
 def thin_points(points: Sequence[T], most: int = MOST_POINTS) -> Sequence[T]:
@@ -127,4 +127,4 @@ def key(colour: int) -> Markup:
     """Return a short sample of a curve for a legend."""
     shape = SHAPES[colour % len(SHAPES)]
     parts = (element("path", d="M0 6H26", class_="line"), element("path", d=f"M13 6{shape}", class_="point"))
-    return element("svg", element("g", *parts, class_=f"c{colour % COLOURS}"), viewBox="0 0 26 12", class_="key")
+    return element("svg", element("g", parts, class_=f"c{colour % COLOURS}"), viewBox="0 0 26 12", class_="key")

@@ -6,6 +6,7 @@ Device names and causes come from devices, so none of them may end up as markup.
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from importlib.resources import files
 
 NOTHING = "\N{EN DASH}"
@@ -37,26 +38,25 @@ def _safe(text: str) -> Markup:
     return Markup(html.escape(text))
 
 
-def join(*parts: str) -> Markup:
+def join(parts: Iterable[str] = ()) -> Markup:
     """Return texts and markup concatenated."""
     return Markup("".join(map(escape, parts)))
 
 
-def element(name: str, /, *content: str, **attributes: float | str | None) -> Markup:
+def element(name: str, content: str | Iterable[str] = (), /, **attributes: float | str | None) -> Markup:
     """Return an element.
 
     Args:
-        content: Texts and markup in it.
+        content: A text or markup, or several.
         attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are omitted.
     """
+    inner = escape(content) if isinstance(content, str) else join(content)
     attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(
-        f"<{name}{attribute_text}>" if name in _VOID else f"<{name}{attribute_text}>{join(*content)}</{name}>"
-    )
+    return Markup(f"<{name}{attribute_text}>" if name in _VOID else f"<{name}{attribute_text}>{inner}</{name}>")
 
 
 def _value(value: float | str) -> str:
@@ -68,16 +68,18 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def document(title: str, *content: str) -> str:
+def document(title: str, content: Iterable[str]) -> str:
     """Return a complete page with its style, for light and dark screens."""
     head = element(
         "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
+        [
+            element("meta", charset="utf-8"),
+            element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("meta", name="color-scheme", content="light dark"),
+            element("title", title),
+            element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
+        ],
     )
-    body = element("body", element("main", *content))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+    body = element("body", element("main", content))
+    return f"<!doctype html>\n{element('html', [head, body], lang='en')}\n"

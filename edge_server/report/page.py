@@ -46,7 +46,7 @@ def render_page(
         _section("sites" if number == 1 else f"sites-{number}", _sites_title(digest, sites), sites_section(digest))
         for number, digest in enumerate(sites, 1)
     ]
-    return document(title, _header(runs, title), outcome, *site_sections, *others, *_rollouts(rollouts), _footer())
+    return document(title, [_header(runs, title), outcome, *site_sections, *others, *_rollouts(rollouts), _footer()])
 
 
 def _sites_title(digest: SitesDigest, sites: Sequence[SitesDigest]) -> str:
@@ -54,15 +54,15 @@ def _sites_title(digest: SitesDigest, sites: Sequence[SitesDigest]) -> str:
 
 
 def _header(runs: Sequence[Digest], title: str) -> Markup:
-    return element("header", element("h1", title), _runs(runs))
+    return element("header", [element("h1", title), _runs(runs)])
 
 
 def _runs(runs: Sequence[Digest]) -> Markup:
     items = [
-        element("li", key(colour), element("b", name), element("span", _describe_run(run)))
+        element("li", [key(colour), element("b", name), element("span", _describe_run(run))])
         for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
     ]
-    return element("ul", *items, class_="runs")
+    return element("ul", items, class_="runs")
 
 
 def _describe_run(run: Digest) -> str:
@@ -87,9 +87,9 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
         "Resources used by the end of the first round whose model reached the accuracy.",
     )
     return [
-        element("div", outcome, cost_section, class_="two" if len(runs) < WIDE else None),
+        element("div", [outcome, cost_section], class_="two" if len(runs) < WIDE else None),
         _section(
-            "progress", "Accuracy and loss", join(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)
+            "progress", "Accuracy and loss", join([_runs(runs), progress(runs)]) if len(runs) > 1 else progress(runs)
         ),
         *(_section("accuracy", "Accuracy by class and by device", content) for content in accuracy(runs)),
         _section("timeline", "Timeline of rounds", _each(runs, timeline)),
@@ -107,13 +107,13 @@ def _rollouts(rollouts: Sequence[RolloutState]) -> list[Markup]:
 def _section(name: str, title: str, content: str, note: str = "") -> Markup:
     """Return a section; its name is the fragment of its address, `report.html#outcome`."""
     note_element = element("p", note, class_="note") if note else ""
-    return element("section", element("h2", title), note_element, content, id=name)
+    return element("section", [element("h2", title), note_element, content], id=name)
 
 
 def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
     return join(
-        *(
-            element("article", element("h3", name) if len(runs) > 1 else "", show(run))
+        (
+            element("article", [element("h3", name) if len(runs) > 1 else "", show(run)])
             for name, run in zip(run_names(runs), runs, strict=True)
         )
     )
@@ -121,5 +121,5 @@ def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
 
 def _footer() -> Markup:
     return element(
-        "footer", element("p", formatting.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}.")
+        "footer", [element("p", formatting.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}.")]
     )

@@ -33,17 +33,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None
     Args:
         rows: Cells, as markup or text.
     """
-    top = element("tr", *(element("th", cell, scope="col") for cell in head))
+    top = element("tr", (element("th", cell, scope="col") for cell in head))
     body = [
-        element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows
+        element("tr", [element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])]) for row in rows
     ]
-    table_element = element("table", element("thead", top), element("tbody", *body), class_=class_)
+    table_element = element("table", [element("thead", top), element("tbody", body)], class_=class_)
     return element("div", table_element, class_="wide", tabindex="0")
 
 
 def figure_with_change(text: str, change: str) -> Markup:
     """Return a value with its change from the first run below it."""
-    return join(text, element("small", change)) if change else join(text)
+    return join([text, element("small", change)]) if change else join([text])
 
 
 def summary_table(runs: Sequence[Digest]) -> Markup:
@@ -105,7 +105,7 @@ def _any_split(runs: Sequence[Digest]) -> bool:
 
 def column_headers(runs: Sequence[Digest]) -> list[Markup]:
     """Return column headers: each run's name with its curve."""
-    return [join(key(colour), name) for colour, name in enumerate(run_names(runs))]
+    return [join([key(colour), name]) for colour, name in enumerate(run_names(runs))]
 
 
 def run_names(runs: Sequence[Digest]) -> list[str]:
@@ -219,12 +219,11 @@ def facts_table(runs: Sequence[Digest]) -> Markup:
     plans = [
         element(
             "details",
-            element("summary", f"Plan of {name}"),
-            element("pre", *_lines(run)),
+            [element("summary", f"Plan of {name}"), element("pre", _lines(run))],
         )
         for name, run in zip(run_names(runs), runs, strict=True)
     ]
-    return join(table(["", *column_headers(runs)], rows, class_="facts"), *plans)
+    return join([table(["", *column_headers(runs)], rows, class_="facts"), *plans])
 
 
 def _lines(run: Digest) -> list[Markup]:
@@ -234,4 +233,4 @@ def _lines(run: Digest) -> list[Markup]:
     lines = msgspec.json.format(msgspec.json.encode(plan), indent=2).decode().splitlines()
     if len(devices) > MOST_DEVICES:
         lines.append(f"and {len(devices) - MOST_DEVICES} more devices")
-    return [part for line in lines for part in (join(line), Markup("\n"))]
+    return [part for line in lines for part in (join([line]), Markup("\n"))]

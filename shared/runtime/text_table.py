@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple, TextIO, TypeAlias
@@ -70,11 +70,11 @@ def terminal_columns(stream: TextIO) -> int | None:
     return max(LEAST_COLUMNS, shutil.get_terminal_size((USUAL_COLUMNS, 24)).columns)
 
 
-def write_text(stream: TextIO, *parts: TextTable | str) -> None:
+def write_text(stream: TextIO, parts: TextTable | str | Iterable[TextTable | str]) -> None:
     """Write tables and paragraphs for the stream's width, with bold headings if the terminal supports them."""
     width = terminal_columns(stream)
     styled = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-    for number, part in enumerate(parts):
+    for number, part in enumerate([parts] if isinstance(parts, (TextTable, str)) else parts):
         lines = fold_text(part, width) if isinstance(part, str) else table_lines(part, width, styled=styled)
         if number and isinstance(part, TextTable) and part.rows:
             stream.write("\n")

@@ -206,7 +206,7 @@ def run(*, quick: bool = False) -> list[Row]:
         folder.mkdir(parents=True, exist_ok=True)
         recorded = live(folder, text=text_of(rounds, hidden))
         found, took_s = replayed(folder)
-    write_text(sys.stdout, table(found.spreads), *lines(found))
+    write_text(sys.stdout, [table(found.spreads), *lines(found)])
     live_s = sum(one.recorded for one in found.pairs if one.figure == "round_s")
     other = 2 * rounds * len(BOARDS) - found.updates.same - found.starts.same
     frames = [one for one in found.spreads if one.figure in ("bytes_up", "bytes_down")]

@@ -175,7 +175,7 @@ def _examine_secrets(broker: Broker) -> Iterator[Check]:
 
 def _examine_service() -> Check:
     try:
-        output = run_tool(LIVE_ROOT, "systemctl", "show", UNIT, f"--property={','.join(PROPERTIES)}")
+        output = run_tool(LIVE_ROOT, ["systemctl", "show", UNIT, f"--property={','.join(PROPERTIES)}"])
     except NoData as error:
         return Check(name="service", state="warn", finding=str(error), remedy=f"`systemctl status {UNIT}`")
     return check_service(dict(line.split("=", 1) for line in output.splitlines() if "=" in line))

@@ -186,7 +186,7 @@ def _list_sources(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         (("iw", "dev", radio.name, *question), tools.run_tool) for radio in radios for question in RADIO_QUESTIONS
     ]
     for command, ask in commands:
-        yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
+        yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, command)
 
 
 def _list_interfaces(root: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -36,7 +36,7 @@ TOOL_TIMEOUT_S = 30.0
 class ToolRunner(Protocol):
     """Runs one of the board's tools, see `device_agent.hardware.tools.run_tool`."""
 
-    def __call__(self, root: Path, *command: str, timeout_s: float) -> str:
+    def __call__(self, root: Path, command: Sequence[str], *, timeout_s: float) -> str:
         """Return the tool's output; raise `NoData` if it fails."""
         ...
 
@@ -167,7 +167,7 @@ def _suggest_remedy(path: Path, error: OSError) -> str:
 
 def _run_step(root: Path, profile: Profile, step: Run, run: ToolRunner) -> None:
     try:
-        run(root, *step.command, timeout_s=TOOL_TIMEOUT_S)
+        run(root, step.command, timeout_s=TOOL_TIMEOUT_S)
     except NoData as error:
         raise ConfigError(f"{error}; run `sudo {' '.join(step.command)}` on a terminal") from error
     now = read_power_mode(root, profile.power_mode)

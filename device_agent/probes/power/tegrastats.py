@@ -80,7 +80,7 @@ def open_sensor(root: Path) -> RailReader:
     """Open the sensor; a read starts tegrastats, takes its first line and ends it."""
 
     def ask(labels: Collection[str] | None) -> Rails:
-        watts = parse_line(run_tool_first_line(root, *COMMAND)).watts
+        watts = parse_line(run_tool_first_line(root, COMMAND)).watts
         if not watts:
             raise NoData("tegrastats shows no rail")
         return Rails(watts=watts)

@@ -46,7 +46,7 @@ def doctor(options: argparse.Namespace) -> int:
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode([*fixes, *findings]), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, findings_table([*fixes, *findings]), summary(findings))
+        write_text(sys.stdout, [findings_table([*fixes, *findings]), summary(findings)])
     wrong = {finding.about for finding in findings if finding.state == "bad"}
     return EXIT_CONFIG if CONFIGURATION in wrong else EXIT_BAD if wrong else 0
 

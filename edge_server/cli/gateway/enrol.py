@@ -193,7 +193,7 @@ def _print_token(token: tuple[str, str, str], options: argparse.Namespace, *, ag
     if not out.isatty():
         out.write(f"{line}\n")
         return
-    write_text(out, f"{name}: usable once within {options.ttl / 60:g} minutes (token {token_id}). On the board:", "")
+    write_text(out, [f"{name}: usable once within {options.ttl / 60:g} minutes (token {token_id}). On the board:", ""])
     if installs:
         out.write(f"{installs}\n\nor, if the agent is installed:\n\n")
     out.write(f"  device-agent join -\n\nfollowed by this line, or the code:\n\n{line}\n\n")

@@ -131,7 +131,7 @@ def _init(options: argparse.Namespace) -> int:
     refusal = units.restart(*SERVICES) if runs else ""
     if refusal:
         sys.stderr.write(f"edge-server: {' and '.join(SERVICES)} are not both running: {refusal}\n")
-    write_text(sys.stdout, *lines, *_next_steps(folder, state, is_new=not before, runs=runs and not refusal))
+    write_text(sys.stdout, [*lines, *_next_steps(folder, state, is_new=not before, runs=runs and not refusal)])
     return EXIT_BAD if refusal else 0
 
 
@@ -220,7 +220,7 @@ def _rotate_root(options: argparse.Namespace) -> int:
     if not options.finish:
         done = asyncio.run(rotate_root(folder, utc_now()))
         code = report_reload(done.reloaded, "both roots are valid; new tokens contain the next one")
-        write_text(sys.stdout, *_next_of_root(folder, done))
+        write_text(sys.stdout, _next_of_root(folder, done))
         return code
     done = asyncio.run(finish_root(folder, utc_now(), force=options.force))
     code = report_reload(done.reloaded, "the gateway uses only the next root; open connections stay")

@@ -245,4 +245,4 @@ def _show(options: argparse.Namespace, state: RolloutState) -> None:
         data = msgspec.json.encode(summarise(state))
         sys.stdout.write(msgspec.json.format(data, indent=1).decode() + "\n")
         return
-    write_text(sys.stdout, *tables.heading_lines(state), tables.boards_table(state))
+    write_text(sys.stdout, [*tables.heading_lines(state), tables.boards_table(state)])

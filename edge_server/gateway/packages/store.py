@@ -124,7 +124,7 @@ def _make_folder(site: SiteFolder, folder: Path) -> None:
         folder.mkdir()
         folder.chmod(FOLDER_MODE)
         if owner := owner_ids(site.server_user):
-            os.chown(folder, *owner)
+            os.chown(folder, owner.uid, owner.gid)
 
 
 def write_index(site: SiteFolder, index: PackageIndex) -> None:
@@ -256,7 +256,7 @@ def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> Non
             shutil.copyfile(source, partial)
             partial.chmod(PUBLIC)
             if owner := owner_ids(site.server_user):
-                os.chown(partial, *owner)
+                os.chown(partial, owner.uid, owner.gid)
             sync(partial)
             if file_sha256(partial) != digest:
                 raise ConfigError(f"{source}: changed while it was read; add it again")

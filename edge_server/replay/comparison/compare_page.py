@@ -33,10 +33,12 @@ def page(gap: Gap) -> str:
     """Return a gap as HTML."""
     return document(
         f"{gap.replayed} against {gap.recorded}",
-        _head("How far the replay is from the run", compare_text.lines(gap)),
-        _section("Relative errors", _errors(gap.spreads)),
-        _section("Rounds", _rounds(gap)),
-        *(_section(f"Device {device}", _charts(pairs, OF_TASK)) for device, pairs in _by_device(gap)),
+        [
+            _head("How far the replay is from the run", compare_text.lines(gap)),
+            _section("Relative errors", _errors(gap.spreads)),
+            _section("Rounds", _rounds(gap)),
+            *(_section(f"Device {device}", _charts(pairs, OF_TASK)) for device, pairs in _by_device(gap)),
+        ],
     )
 
 
@@ -44,20 +46,22 @@ def sites_page(gap: SitesGap) -> str:
     """Return the gap of several sites as HTML."""
     return document(
         f"{gap.replayed} against {gap.recorded}",
-        _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
-        _section("Relative errors of all sites", _errors(gap.spreads)),
-        _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
-        *(
-            _section(f"Site {site}", join(_errors(site_gap.spreads), _rounds(site_gap)))
-            for site, site_gap in gap.sites.items()
-        ),
+        [
+            _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
+            _section("Relative errors of all sites", _errors(gap.spreads)),
+            _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
+            *(
+                _section(f"Site {site}", join([_errors(site_gap.spreads), _rounds(site_gap)]))
+                for site, site_gap in gap.sites.items()
+            ),
+        ],
     )
 
 
 def _head(title: str, lines: Sequence[str]) -> Markup:
-    keys = [element("li", key(colour), element("b", name)) for colour, name in enumerate(NAMES)]
-    facts = element("ul", *(element("li", line) for line in lines))
-    return element("header", element("h1", title), facts, element("ul", *keys, class_="runs"))
+    keys = [element("li", [key(colour), element("b", name)]) for colour, name in enumerate(NAMES)]
+    facts = element("ul", (element("li", line) for line in lines))
+    return element("header", [element("h1", title), facts, element("ul", keys, class_="runs")])
 
 
 def _rounds(gap: Gap) -> Markup:
@@ -66,7 +70,7 @@ def _rounds(gap: Gap) -> Markup:
 
 
 def _section(title: str, content: str) -> Markup:
-    return element("section", element("h2", title), content)
+    return element("section", [element("h2", title), content])
 
 
 def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
@@ -82,7 +86,7 @@ def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
 
 def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:
     by_figure = [(figure, rows) for figure in figures if (rows := [pair for pair in pairs if pair.figure == figure])]
-    return element("div", *(_chart(figure, rows) for figure, rows in by_figure), class_="charts")
+    return element("div", (_chart(figure, rows) for figure, rows in by_figure), class_="charts")
 
 
 def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:

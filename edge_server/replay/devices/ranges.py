@@ -66,7 +66,7 @@ class Clock:
         if isinstance(self.again, str):
             hertz = draw_within(self.hertz, self.seed, self.device, "hertz", number if self.again == "round" else "")
             return ComputeCost(count / cores / hertz, count, hertz, cores)
-        flow = draw_blocks(self.hertz, self.again, (self.seed, self.device, "hertz"))
+        flow = draw_blocks(self.hertz, self.again, self.seed, self.device, "hertz")
         seconds = flow.finish_time(t, count / cores) - t
         return ComputeCost(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
 
@@ -79,9 +79,9 @@ class Clock:
         return [ComputeCost(count / cores / hertz, count, hertz, cores) for hertz in clocks]
 
 
-def draw_blocks(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
+def draw_blocks(span: Span, every_s: float, seed: int, device: str, name: str) -> Blocks:
     """Return a figure that is drawn from a range again every `every_s` seconds."""
-    return Blocks(lambda block: draw_within(span, *keys, block), every_s, range_ends(span)[1])
+    return Blocks(lambda block: draw_within(span, seed, device, name, block), every_s, range_ends(span)[1])
 
 
 def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:
@@ -102,7 +102,7 @@ def range_link(table: RangeLink, seed: int, device: str) -> LinkModel:
             if span is None:
                 return None
             if not isinstance(table.again, str):
-                blocks = draw_blocks(span, table.again, (seed, device, name))
+                blocks = draw_blocks(span, table.again, seed, device, name)
                 return Blocks(lambda block: MEGA * blocks.draw(block), blocks.every_s, MEGA * blocks.most)
             return constant(MEGA * draw_within(span, seed, device, name, number if table.again == "round" else ""))
 

@@ -17,7 +17,7 @@ from edge_server.report.tables import column_headers, run_names, table
 def accuracy(runs: Sequence[Digest]) -> list[Markup]:
     """Return the section's content; nothing unless some run has accuracies by class or device."""
     parts = [part for part in (_by_class(runs), _by_device(runs)) if part]
-    return [join(*parts)] if parts else []
+    return [join(parts)] if parts else []
 
 
 def _by_class(runs: Sequence[Digest]) -> Markup:
@@ -32,9 +32,11 @@ def _by_class(runs: Sequence[Digest]) -> Markup:
     )
     rows = [[_class_name(runs, label), *_cells(runs, [by_label.get(label) for by_label in shares])] for label in labels]
     return join(
-        element("h4", "By class of the test data"),
-        element("p", note + ".", class_="note"),
-        table(["class", *column_headers(runs)], rows, class_="shares"),
+        [
+            element("h4", "By class of the test data"),
+            element("p", note + ".", class_="note"),
+            table(["class", *column_headers(runs)], rows, class_="shares"),
+        ],
     )
 
 
@@ -52,9 +54,11 @@ def _by_device(runs: Sequence[Digest]) -> Markup:
     if not devices:
         return join()
     return join(
-        element("h4", "By device"),
-        element("p", "On each device's held-out data, last measured.", class_="note"),
-        _device_rows(runs, accuracies, devices) if len(devices) <= MOST_BARS else _quantiles(runs, accuracies),
+        [
+            element("h4", "By device"),
+            element("p", "On each device's held-out data, last measured.", class_="note"),
+            _device_rows(runs, accuracies, devices) if len(devices) <= MOST_BARS else _quantiles(runs, accuracies),
+        ],
     )
 
 
@@ -76,7 +80,7 @@ def _quantiles(runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float |
 
 def _cells(runs: Sequence[Digest], shares: Sequence[float | None]) -> list[Markup]:
     return [
-        join(formatting.format_share(share), _bar(name, colour, share))
+        join([formatting.format_share(share), _bar(name, colour, share)])
         for colour, (name, share) in enumerate(zip(run_names(runs), shares, strict=True))
     ]
 

@@ -31,9 +31,9 @@ def decisions(run: Digest) -> Markup:
     most = max(round_.selected for round_ in rounds)
     stacked = arrivals("devices selected", rounds, whole_ticks(rounds[-1].round), whole_ticks(most))
     values = _values(run)
-    charts = element("div", stacked, *_online(run), *values, class_="charts")
+    charts = element("div", [stacked, *_online(run), *values], class_="charts")
     keys = _values_legend(run) if values else join()
-    return join(legend(*LEGEND), keys, charts, _constant_values(run.tasks), _device_grid(run), _causes(run.tasks))
+    return join([legend(LEGEND), keys, charts, _constant_values(run.tasks), _device_grid(run), _causes(run.tasks)])
 
 
 def _online(run: Digest) -> list[Markup]:
@@ -56,12 +56,16 @@ def _device_grid(run: Digest) -> Markup:
         note = f"{len(devices)} devices in {len(rounds)} rounds are too many to show each; "
         return element("p", note + "see the CSV or JSON.")
     legend_and_grid = join(
-        element(
-            "p", "A full cell: its update counts. A low one: late. A cross: failed. None: not selected.", class_="note"
-        ),
-        arrival_grid(devices, rounds, run.tasks),
+        [
+            element(
+                "p",
+                "A full cell: its update counts. A low one: late. A cross: failed. None: not selected.",
+                class_="note",
+            ),
+            arrival_grid(devices, rounds, run.tasks),
+        ],
     )
-    return join(element("h4", "Every device, every round"), legend_and_grid)
+    return join([element("h4", "Every device, every round"), legend_and_grid])
 
 
 def _causes(tasks: Iterable[TaskDigest]) -> Markup:
@@ -76,7 +80,7 @@ def _causes(tasks: Iterable[TaskDigest]) -> Markup:
                 str(sum(counts.values()) - sum(c for _, c in counts.most_common(MOST_CAUSES))),
             ]
         )
-    return join(element("h4", "Why tasks failed"), table(["cause", "times"], rows, class_="texts"))
+    return join([element("h4", "Why tasks failed"), table(["cause", "times"], rows, class_="texts")])
 
 
 def _distinct_values(tasks: Iterable[TaskDigest]) -> dict[str, list[TaskValue]]:
@@ -116,7 +120,7 @@ def _chart(run: Digest, name: str) -> Markup:
     curves = _by_device(run, samples) if len(run.devices) <= MOST_CURVES else [_spread(samples)]
     x_ticks = whole_ticks(run.rounds[-1].round)
     title = f"{name} assigned to devices"
-    return join(chart(title, "round", x_ticks, ticks(min(values), max(values)), curves))
+    return join([chart(title, "round", x_ticks, ticks(min(values), max(values)), curves)])
 
 
 def _by_device(run: Digest, samples: Sequence[tuple[int, str, float]]) -> list[ChartLine]:
@@ -153,5 +157,5 @@ def _spread(samples: Sequence[tuple[int, str, float]]) -> ChartLine:
 def _values_legend(run: Digest) -> Markup:
     """Return the legend of devices; beyond `MOST_CURVES` one curve stands for all."""
     named = [SPREAD] if len(run.devices) > MOST_CURVES else [device.device for device in run.devices]
-    items = [element("span", key(colour), name) for colour, name in enumerate(named)]
-    return element("p", *items, class_="legend")
+    items = [element("span", [key(colour), name]) for colour, name in enumerate(named)]
+    return element("p", items, class_="legend")

@@ -50,10 +50,10 @@ def progress(runs: Sequence[Digest]) -> Markup:
     heights = _heights(runs)
     available = [(title, of) for title, of in heights if _values(runs, of)]
     rows = [
-        element("div", *(_chart(runs, title, of, axis) for axis in axes), class_=f"charts metric across{len(axes)}")
+        element("div", (_chart(runs, title, of, axis) for axis in axes), class_=f"charts metric across{len(axes)}")
         for title, of in available
     ]
-    return join(*rows, _note_missing([title for title, of in heights if not _values(runs, of)], axes))
+    return join([*rows, _note_missing([title for title, of in heights if not _values(runs, of)], axes)])
 
 
 def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:

@@ -29,7 +29,7 @@ def rollouts(states: Sequence[RolloutState]) -> Markup:
         ]
         for summary in summaries
     ]
-    return join(table(head, rows, class_="texts"), *map(_boards, summaries))
+    return join([table(head, rows, class_="texts"), *map(_boards, summaries)])
 
 
 def _boards(summary: RolloutSummary) -> Markup:
@@ -45,4 +45,4 @@ def _boards(summary: RolloutSummary) -> Markup:
     more = len(summary.boards) - len(rows)
     note = element("p", f"{more} more boards: see the journal of the rollout.", class_="note") if more > 0 else join()
     head = ["board", "profile", "wave", "state", "serves", "cause"]
-    return join(element("h4", f"Boards of {summary.plan.deployment}"), table(head, rows, class_="texts"), note)
+    return join([element("h4", f"Boards of {summary.plan.deployment}"), table(head, rows, class_="texts"), note])

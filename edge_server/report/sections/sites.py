@@ -28,13 +28,15 @@ Height = Callable[[MixingDigest], float | None]
 def sites(digest: SitesDigest) -> Markup:
     """Return the section of a plan's sites."""
     return join(
-        element("p", *_introduction(digest), class_="note"),
-        *_refused_models(digest),
-        _site_table(digest),
-        _legend(digest),
-        element("div", *_charts(digest), class_="charts"),
-        *_coordinator_table(digest),
-        *_edge_table(digest),
+        [
+            element("p", _introduction(digest), class_="note"),
+            *_refused_models(digest),
+            _site_table(digest),
+            _legend(digest),
+            element("div", _charts(digest), class_="charts"),
+            *_coordinator_table(digest),
+            *_edge_table(digest),
+        ],
     )
 
 
@@ -119,7 +121,7 @@ def _names(digest: SitesDigest) -> list[str]:
 def _legend(digest: SitesDigest) -> Markup:
     """Return the legend of sites; the last two curves are the total and the budget."""
     named = [*_names(digest), ALL, ALLOWED]
-    return element("p", *(element("span", key(colour), name) for colour, name in enumerate(named)), class_="legend")
+    return element("p", (element("span", [key(colour), name]) for colour, name in enumerate(named)), class_="legend")
 
 
 def _charts(digest: SitesDigest) -> list[Markup]:

@@ -54,13 +54,13 @@ def time_and_energy(run: Digest) -> Markup:
     if len(run.devices) <= MOST_BARS:
         parts = [
             _bars(run),
-            element("details", element("summary", "All devices as a table"), _device_table(run)),
+            element("details", [element("summary", "All devices as a table"), _device_table(run)]),
             *parts,
         ]
     else:
         note = f"{len(run.devices)} devices took part, too many to show each; see the CSV or JSON."
         parts.append(element("p", note))
-    return join(*parts)
+    return join(parts)
 
 
 def quantile_table(run: Digest) -> Markup:
@@ -93,7 +93,7 @@ def quantile_table(run: Digest) -> Markup:
         rows.append([name, f"{len(values)} of {len(amounts)}", *cells])
     head = ["per task", "known for", *(name for name, _ in QUANTILES)]
     note = element("p", f"Fully known for no task: {'; '.join(absent)}.", class_="note") if absent else ""
-    return join(element("h4", "Quantiles over tasks"), table(head, rows) if rows else "", note)
+    return join([element("h4", "Quantiles over tasks"), table(head, rows) if rows else "", note])
 
 
 def _frames(name: str, run: Digest) -> str:
@@ -127,22 +127,25 @@ def _bars(run: Digest) -> Markup:
     figures = [
         figure(
             f"{clock_kind(run)} time of the rounds it was selected in",
-            legend(*keys, ("waiting", PART_LABELS["waiting"]), ("unknown", "not attributed")),
-            table(["device", "time", "total"], time, class_="bars"),
+            join(
+                [
+                    legend([*keys, ("waiting", PART_LABELS["waiting"]), ("unknown", "not attributed")]),
+                    table(["device", "time", "total"], time, class_="bars"),
+                ]
+            ),
         )
     ]
     if not most_j:
         return join(
-            element("div", *figures, class_="pair"), element("p", "No device measured its energy.", class_="note")
+            [element("div", figures, class_="pair"), element("p", "No device measured its energy.", class_="note")]
         )
     figures.append(
         figure(
             "energy of the whole device, idle included",
-            legend(*keys),
-            table(["device", "energy", "total"], energy, class_="bars"),
+            join([legend(keys), table(["device", "energy", "total"], energy, class_="bars")]),
         )
     )
-    return element("div", *figures, class_="pair")
+    return element("div", figures, class_="pair")
 
 
 def _time_slices(device: DeviceDigest, names: Sequence[str]) -> list[Slice]:

@@ -43,8 +43,10 @@ def timeline(run: Digest) -> Markup:
     keys = [(part, PART_LABELS.get(part, part)) for part in names] + [("unknown", "not attributed")]
     svg = _drawing(run, spans, lanes if is_small else [], names)
     return join(
-        legend(*keys) if is_small else element("p", note, class_="note"),
-        element("div", svg, class_="wide", tabindex="0"),
+        [
+            legend(keys) if is_small else element("p", note, class_="note"),
+            element("div", svg, class_="wide", tabindex="0"),
+        ],
     )
 
 
@@ -88,7 +90,7 @@ def _drawing(run: Digest, spans: Mapping[int, TimeSpan], lanes: Sequence[str], n
     ]
     return element(
         "svg",
-        *content,
+        content,
         viewBox=f"0 0 {WIDTH} {bottom + AXIS}",
         role="img",
         aria_label="timeline of rounds and devices",
@@ -100,7 +102,7 @@ def _rules(x: Axis, bottom: float, name: str) -> Markup:
     strokes = "".join(f"M{number(x.at(tick))} {TOP}V{bottom + 4}" for tick in x.ticks)
     texts = [element("text", tick_label(tick), x=x.at(tick), y=bottom + 16, text_anchor="middle") for tick in x.ticks]
     named = element("text", name, x=(x.start + x.end) / 2, y=bottom + 30, text_anchor="middle", class_="name")
-    return join(element("path", d=strokes, class_="rule"), *texts, named)
+    return join([element("path", d=strokes, class_="rule"), *texts, named])
 
 
 def _lane_names(lanes: Sequence[str], start_x: float) -> list[Markup]:
@@ -120,7 +122,7 @@ def _round(round_: RoundDigest, span: TimeSpan, x: Axis, size: float) -> Markup:
     if end - start < NUMBER:
         return rect
     middle = (start + end) / 2
-    return join(rect, element("text", str(round_.round), x=middle, y=TOP + BAR - 2, text_anchor="middle"))
+    return join([rect, element("text", str(round_.round), x=middle, y=TOP + BAR - 2, text_anchor="middle")])
 
 
 def _parts(

@@ -54,4 +54,4 @@ def test_a_line_without_end_is_cut_off() -> None:
 def test_only_tools_on_the_list_are_started() -> None:
     for root in ("/", "/nowhere"):
         with pytest.raises(ValueError, match=naming("'sh'")):
-            run_tool_first_line(Path(root), "sh", "-c", "true")
+            run_tool_first_line(Path(root), ["sh", "-c", "true"])

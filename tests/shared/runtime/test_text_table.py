@@ -92,7 +92,7 @@ def test_styles_are_for_a_terminal_alone(monkeypatch):
     assert lines == ["\x1b[1ma\x1b[0m", "1", "\x1b[2m2\x1b[0m"]
     stream = io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
-    write_text(stream, "x" * 200, WORDS)
+    write_text(stream, ["x" * 200, WORDS])
     assert stream.getvalue() == "x" * 200 + "\n\nname   source\npower  the sensor beside the CPU\n"
 
 

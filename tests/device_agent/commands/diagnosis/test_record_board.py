@@ -135,9 +135,9 @@ def test_a_recorded_tool_that_refused_refuses_again_and_a_mark_stands_alone(tmp_
     (tmp_path / "tools/nvpmodel -q").write_text("#lack denied\n")
     (tmp_path / "tools/iw list").write_text("#lack of interest\n")
     with pytest.raises(NoData) as refused:
-        tools.run_tool(tmp_path, "nvpmodel", "-q")
+        tools.run_tool(tmp_path, ["nvpmodel", "-q"])
     assert refused.value.lack == "denied"
-    assert tools.run_tool(tmp_path, "iw", "list") == "#lack of interest\n"
+    assert tools.run_tool(tmp_path, ["iw", "list"]) == "#lack of interest\n"
 
 
 def test_what_is_too_large_is_left_out_and_said_so(board, tmp_path) -> None:

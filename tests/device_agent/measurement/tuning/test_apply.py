@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ class Nvpmodel:
     def __init__(self, *, works: bool = True) -> None:
         self.works, self.asked = works, []
 
-    def __call__(self, root: Path, *command: str, timeout_s: float) -> str:
+    def __call__(self, root: Path, command: Sequence[str], *, timeout_s: float) -> str:
         self.asked.append(" ".join(command))
         if self.works:
             number = int(command[2])
@@ -169,7 +170,7 @@ def test_a_tool_that_does_nothing_is_noticed(root, journal, jetson):
 
 
 def test_a_tool_that_does_not_end_is_an_error_with_the_remedy(root, journal, jetson):
-    def hangs(root: Path, *command: str, timeout_s: float) -> str:
+    def hangs(root: Path, command: Sequence[str], *, timeout_s: float) -> str:
         raise NoData(f"{' '.join(command)}: no end after {timeout_s:g} s", lack="busy")
 
     with_modes(root, 0)

@@ -119,7 +119,7 @@ def test_the_tables_say_the_same(cells):
     """On a terminal with units, in the files in SI units and without any rounding."""
     summary = summary_of(cells)
     file = io.StringIO()
-    write_text(file, *tables(summary))
+    write_text(file, tables(summary))
     text = file.getvalue()
     assert f"70.00 {PM} 14.14 %" in text
     assert f"20.0 {PM} 14.1 s" in text

@@ -126,7 +126,7 @@ def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
     struck = [KillResult(run="r", kind=kind, name=kind, phase=phase, marked=False) for kind, phase in made]
     runs = [drawn_up(records(*WHOLE), []), drawn_up(records(*WHOLE[:3]), [], final=State())]
     text = io.StringIO()
-    write_text(text, kills_table(struck), accounts_table(runs))
+    write_text(text, [kills_table(struck), accounts_table(runs)])
     rows = [line.split() for line in text.getvalue().splitlines()]
     assert ["storing", "1", "1", "2"] in rows
     assert ["all", "2", "0", "1", "1", "4"] in rows
