@@ -23,8 +23,8 @@ COMMANDS: Mapping[str, str] = {
     "upgrade": "install an agent version signed by the site; roll back if it fails",
     "calibrate": "fit this board's power model with real training; takes about four minutes",
     "bench-inference": "measure latency, throughput and energy of a served model",
-    "config": "print every key of agent.toml",
-    "profile": "show this board's firmware profile; plan or apply clocks and power mode",
+    "config": "print the reference of all keys of agent.toml",
+    "profile": "show this board's firmware profile; preview or apply clocks and power mode",
 }
 """Summary of each command; its module in `device_agent.commands` is imported on demand."""
 

@@ -114,26 +114,46 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or file, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = add_command(verbs, "run", "run a plan with the devices of the site, or resume an interrupted run")
+    run = add_command(
+        verbs, "run", "service of a site: run its plan with the connected devices, or resume the interrupted run"
+    )
     add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
-    run.add_argument("--again", action="store_true", help="start a new run although the last one has ended")
-    runs_command.arguments(add_command(verbs, "runs", "list, remove or prune runs"))
-    sites_command.arguments(add_command(verbs, "sites", "show a site's peers: rounds, bytes, coordinator"))
+    run.add_argument(
+        "--again",
+        action="store_true",
+        help="start another run; by default `run` does nothing if the plan's last run has ended",
+    )
+    runs_command.arguments(add_command(verbs, "runs", "list runs; with a VERB: remove runs"))
+    sites_command.arguments(
+        add_command(
+            verbs,
+            "sites",
+            "for a run over several sites: show the rounds, bytes and coordinator of a site and its peers",
+        )
+    )
     show = add_command(verbs, "show", "show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     show.add_argument("--devices", action="store_true", help="show a column for each device, even if there are many")
     folders.add_options(show, form=True)
     _explain(add_command(verbs, "explain", "explain the decisions for each device in a round"))
     _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
-    _models(add_command(verbs, "models", "list the models, or show the cuts of one"))
+    _models(add_command(verbs, "models", "list the models, or show where one can be split"))
     _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
-    trial = add_command(verbs, "trial", "run a plan with local agents or connected devices").add_subparsers(
-        dest="verb", required=True, metavar="VERB"
-    )
-    _trial_run(add_command(trial, "run", "run a plan live, with the connected devices or on this machine"))
+    trial = add_command(
+        verbs, "trial", "try out a plan file once, with local agents or connected devices"
+    ).add_subparsers(dest="verb", required=True, metavar="VERB")
+    _trial_run(add_command(trial, "run", "run a plan file once, with local agents or connected devices"))
     commands.plan_arguments(add_command(verbs, "plan", "check a plan, or print the reference of plan keys"))
-    config_command.arguments(add_command(verbs, "config", "print every key of a server's file"))
+    config_command.arguments(add_command(verbs, "config", "print the reference of all keys of server.toml"))
     _chaos(add_command(verbs, "chaos", "run a plan live on this machine while killing its processes at random"))
+    _results(verbs)
+    _gateway(verbs)
+    add_general_options(parser)
+    return parser
+
+
+def _results(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands that study and compare runs, and release and roll out their models."""
     study = add_command(verbs, "study", "run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
     folders.add_options(study, data=True, form=True)
@@ -144,36 +164,41 @@ def build_parser() -> argparse.ArgumentParser:
     release_command.export_arguments(export)
     releases = add_command(verbs, "release", "create, list, show, export or delete releases of trained models")
     release_command.release_arguments(releases)
-    tops = add_command(verbs, "serve-tops", "run the upper halves of releases on features from devices")
+    tops = add_command(
+        verbs, "serve-tops", "serve split models: run a release's upper layers on activations from devices"
+    )
     add_config(tops, "server.toml", "the server's configuration file; see [tops]")
     rollouts = add_command(verbs, "rollout", "roll out a release to the boards of a site in waves")
     rollout_command.arguments(rollouts)
     trace_command.arguments(add_command(verbs, "trace", "export, import or check portable traces of runs"))
-    _gateway(verbs)
-    add_general_options(parser)
-    return parser
 
 
 def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a gateway."""
-    site_command.arguments(add_command(verbs, "site", "manage the gateway of a site: its CAs, broker and files"))
-    site_command.revoke_arguments(add_command(verbs, "revoke", "revoke a device immediately and permanently"))
+    site_command.arguments(add_command(verbs, "site", "manage the gateway of a site: CAs, broker and files"))
+    site_command.revoke_arguments(
+        add_command(
+            verbs, "revoke", "revoke a device's certificates at once; only `enrol --readmit` admits the device again"
+        )
+    )
     gateway_commands.add_commands(verbs)
-    add_setup_arguments(add_command(verbs, "setup", "install PyTorch and CVXPY beside the Debian package"))
+    add_setup_arguments(add_command(verbs, "setup", "install PyTorch and CVXPY for the Debian package"))
 
 
 def _chaos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     parser.add_argument("--kills", type=int, required=True, metavar="N", help="number of kills during the plan")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the kills")
-    parser.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: the plan's devices")
-    parser.add_argument("--embedded-broker", action="store_true", help="use it even if mosquitto is installed")
+    parser.add_argument(
+        "--local", type=int, default=0, metavar="N", help="number of agents; default: one for each device of the plan"
+    )
+    parser.add_argument("--embedded-broker", action="store_true", help=folders.EMBEDDED_HELP)
     folders.add_options(parser, data=True, form=True)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    help_ = "round number from 1; for a plan with sites also GLOBAL.EDGE from 0.0"
+    help_ = "round number, from 1; for a plan with sites also G.E: edge round E of global round G, both from 0"
     parser.add_argument("round", metavar="ROUND", help=help_)
     parser.add_argument("--device", default="", metavar="NAME", help="show only this device")
     folders.add_options(parser, form=True)
@@ -186,26 +211,38 @@ def _replay(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN|TRACE|RUN",
         help=f"plan file, trace folder, or run: {folders.RUN_HELP}",
     )
-    parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="another plan for a trace's devices")
+    parser.add_argument(
+        "instead",
+        type=Path,
+        nargs="?",
+        metavar="PLAN",
+        help="with TRACE: run this plan, instead of the recorded one, on the trace's devices",
+    )
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="number of devices, instead of the plan's")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="training processes; default: all cores")
-    parser.add_argument("--exact", action="store_true", help="train each device separately, without batching")
-    help_ = "replay a trace although its devices trained on other examples than this machine has"
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="do not train several devices in one pass; slower, bit-identical to a live run",
+    )
+    help_ = "replay a recorded run even if the data sets on this machine differ from those that its devices used"
     parser.add_argument("--other-data", action="store_true", help=help_)
-    help_ = "for a recorded run: train on these examples, such as npz=FILE, if its devices used local data"
+    help_ = "for a recorded run whose devices used their own data: train on this data set, such as npz=FILE"
     parser.add_argument("--data", default="", metavar="SOURCE=PATH", help=help_)
     help_ = (
-        "for a recorded run: train on random numbers of the recorded or this shape, such as 1x28x28: decisions, "
-        "times, bytes and joules follow from the record, the accuracy is meaningless"
+        "for a recorded run: train on random inputs of SHAPE, such as 1x28x28 (default: the recorded shape); "
+        "decisions, times, bytes and joules are those of the record, the accuracy is meaningless"
     )
     parser.add_argument("--synthetic", nargs="?", const="", metavar="SHAPE", help=help_)
-    parser.add_argument("--compare", metavar="RUN", help=f"report the gap to this run: {folders.RUN_OR_SITES_HELP}")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: also write a page")
+    parser.add_argument(
+        "--compare", metavar="RUN", help=f"report the differences from this run: {folders.RUN_OR_SITES_HELP}"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: also write an HTML page")
     parser.add_argument(
         "--fail-above",
         type=float,
         metavar="X",
-        help="with --compare: exit with 1 if the rounds differ by more, such as 0.1 for 10 %%",
+        help="with --compare: exit with 1 if the median error of a round's seconds is above X, such as 0.1 for 10 %%",
     )
     folders.add_options(parser, data=True, form=True)
 
@@ -213,43 +250,49 @@ def _replay(parser: argparse.ArgumentParser) -> None:
 def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", type=Path, metavar="FILE", help="server's configuration file, for its devices")
+    where.add_argument("--config", type=Path, metavar="FILE", help="use the devices of the site of this server.toml")
     where.add_argument(
         "--local",
         type=int,
         nargs="?",
         const=0,
         metavar="N",
-        help="run with a broker and N agents on this machine; default: the plan's devices",
+        help="start a broker and N agents on this machine; without N, one agent for each device of the plan",
     )
-    parser.add_argument("--embedded-broker", action="store_true", help="with --local: even if mosquitto is installed")
+    parser.add_argument("--embedded-broker", action="store_true", help=f"with --local: {folders.EMBEDDED_HELP}")
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda", "auto"),
         help="with --local: processor of server and agents; default: cpu, bit-identical to a replay",
     )
     help_ = (
-        "on this machine, if the optimizer is hcef: first run the plan with its baseline cef, without a budget; then "
-        "with this share of the seconds and joules used, such as 0.6, as its [budget]"
+        "for optimizer hcef on this machine: run the baseline optimizer cef first, then hcef with SHARE (such as 0.6) "
+        "of the seconds and joules of cef as [budget]"
     )
     parser.add_argument("--cef-share", type=float, metavar="SHARE", help=help_)
     folders.add_options(parser, data=True, form=True, config=False)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="show all readings of this device")
+    parser.add_argument(
+        "device", nargs="?", default="", metavar="DEVICE|approve|forget", help="show all readings of this device"
+    )
     gateway_commands.device_verb_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--config", type=Path, metavar="FILE", help="server's configuration, to ask its broker")
-    source.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with the server's history; default: runs")
+    source.add_argument("--config", type=Path, metavar="FILE", help="ask the broker of this server.toml")
+    source.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="read the server's history in this folder; default: runs"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="refresh after so many seconds")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="refresh every SECONDS seconds")
     parser.add_argument("--plot", default="", metavar="READING", help="plot this reading of DEVICE")
     parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="hours to plot; default: 24")
 
 
 def _models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="", metavar="NAME", help="show the cuts of this model")
+    parser.add_argument(
+        "model", nargs="?", default="", metavar="NAME", help="show the layers at which this model can be split"
+    )
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of NAME, repeatable")
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help="shape of one input of NAME")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="batch size; default: 64")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from shared.protocol.messages import Spec
+from shared.runtime.command_line import add_command
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 TOP = "Top of the file"
@@ -263,7 +264,9 @@ def add_format(parser: argparse.ArgumentParser, page: str) -> None:
 def add_schema_verb(parser: argparse.ArgumentParser, file: str, page: str) -> None:
     """Add the subcommand `schema`, which prints the keys of a file."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    add_format(verbs.add_parser("schema", help=f"print every key of {file} with type, unit, default and meaning"), page)
+    add_format(
+        add_command(verbs, "schema", f"print the reference of all keys of {file}: type, unit, default, meaning"), page
+    )
 
 
 def write_file_reference(form: str, introduction: str, kind: type[msgspec.Struct], file: str) -> int:

@@ -84,13 +84,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     which = parser.add_mutually_exclusive_group(required=find_packaged_config("agent.toml") is None)
     which.add_argument("--release", type=Path, metavar="DIR", help="a folder written by `edge-server release export`")
-    which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file; measures its first release")
-    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the measurement (%(default)g)")
-    parser.add_argument("--clients", type=int, default=1, help="concurrent clients (%(default)d)")
-    parser.add_argument("--batch", type=int, default=1, help="examples in a request (%(default)d)")
+    which.add_argument(
+        "--config", type=Path, metavar="FILE", help="the agent's TOML file; measure the first release that it serves"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the measurement; default: %(default)g")
+    parser.add_argument("--clients", type=int, default=1, help="concurrent clients; default: %(default)d")
+    parser.add_argument("--batch", type=int, default=1, help="examples in a request; default: %(default)d")
     help_ = "execution provider, as in `[serve]`: auto, cpu, cuda, tensorrt; run once for each to compare them"
     parser.add_argument("--provider", choices=get_args(Provider), help=help_)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="output format (%(default)s)")
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="output format; default: %(default)s"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,12 +29,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "agent.toml", "the agent's TOML file")
     parser.add_argument(
         "--meter",
-        metavar="KIND=URL",
+        metavar="KIND=ADDRESS",
         help="reference meter, such as shelly=http://192.0.2.7 or chip=ina226; default: [board.meter], else the "
         "board's sensor",
     )
     parser.add_argument(
-        "--minutes", type=float, default=USUAL_MINUTES, help="approximate duration if clocks can be set (%(default)g)"
+        "--minutes",
+        type=float,
+        default=USUAL_MINUTES,
+        help="approximate duration where clocks can be set; default: %(default)g",
     )
 
 

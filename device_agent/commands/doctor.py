@@ -39,7 +39,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
-        "--root", type=record_board.find_root, metavar="DIR", help="folder of a recorded board, instead of this machine"
+        "--root",
+        type=record_board.find_root,
+        metavar="DIR",
+        help="read a folder written by `probe --record` instead of this machine",
     )
     help_ = "first fix what is safe to fix: the permissions of the key and the password file"
     parser.add_argument("--fix", action="store_true", help=help_)

@@ -37,8 +37,8 @@ STANDARD_INPUT = "-"
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Join a site with a one-time token, and write the agent's file if it is missing. Run as root, it joins as the "
-        "agent's user and starts the package's service. It is safe to repeat."
+        "Join a site with a one-time token, and write agent.toml if it is missing. If root runs this, it joins "
+        "as the agent's user and starts the package's service. The command can be repeated."
     )
     parser.epilog = (
         "Exit codes: 0 joined; 2 configuration error, or the token is used, expired or unknown; 3 the gateway is not "
@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from this file")
     help_ = "the agent's TOML file; default: %(default)s"
     parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help=help_)
-    help_ = "folder or .npz file of this board's examples, written into a new agent file; default: %(default)s"
+    help_ = "folder or .npz file of this board's examples, written into a new agent.toml; default: %(default)s"
     parser.add_argument("--data", type=Path, default=DEFAULT_EXAMPLES, metavar="PATH", help=help_)
 
 

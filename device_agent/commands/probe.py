@@ -52,13 +52,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
-        "--root", type=record_board.find_root, metavar="DIR", help="folder of a recorded board, instead of this machine"
+        "--root",
+        type=record_board.find_root,
+        metavar="DIR",
+        help="read a folder written by `probe --record` instead of this machine",
     )
-    parser.add_argument("--profile", metavar="ID", help="firmware profile in place of the detected one")
+    parser.add_argument("--profile", metavar="ID", help="use this firmware profile instead of the detected one")
     parser.add_argument(
         "--format",
         choices=("table", "json"),
-        help="output format; default: a table, for a piped --watch a line of JSON each time",
+        help="output format; default: table; with --watch into a pipe: json, one line each time",
     )
     parser.add_argument(
         "--watch",
@@ -66,7 +69,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=USUAL_WATCH_S,
         metavar="SECONDS",
-        help=f"repeat with the rates of counters; default: every {USUAL_WATCH_S:g} seconds",
+        help=f"repeat every SECONDS seconds (default: {USUAL_WATCH_S:g}), and show the rates of counters",
     )
     parser.add_argument(
         "--record",
@@ -75,7 +78,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="copy all sensor files to a new folder, without serial numbers, addresses and network names",
     )
     parser.add_argument(
-        "--link", action="store_true", help="also saturate the link to the broker of --config for about 10 seconds"
+        "--link",
+        action="store_true",
+        help="also measure the link to the broker of --config, by saturating it for about 10 seconds",
     )
 
 

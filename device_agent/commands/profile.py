@@ -65,7 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _add_board_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default="auto", metavar="NAME", help="profile id, TOML file, or auto (default)")
-    help_ = "recorded board in place of this one"
+    help_ = "read a folder written by `device-agent probe --record` instead of this machine"
     parser.add_argument("--root", type=record_board.find_root, default="/", metavar="DIR", help=help_)
 
 

@@ -30,6 +30,7 @@ from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_SIGNED, decode_manifest, decode_signed_manifest
 from shared.runtime import backports, processes
+from shared.runtime.command_line import add_command
 from shared.runtime.durable import replace_file
 from shared.runtime.folder_lock import FolderLock
 from shared.runtime.service import READY, find_supervisor
@@ -40,7 +41,7 @@ CONFIG = Path("/etc/fieldfleet/agent.toml")
 READABLE = 0o644
 VERBS = {
     "install": "install a version from a package file; roll back if it fails its trial",
-    "wanted": "install the versions requested by the site's rollouts; run by the service",
+    "wanted": "install the versions that the site's rollouts request; the service runs this",
     "status": "show the running version and the outcome of the last upgrade",
     "back": "return to the previous version",
     "trust": "accept packages signed by the site that this board joined",
@@ -53,25 +54,28 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = "Exit codes: 0 success, 1 rolled back to the previous version, 2 refused, 3 busy with an upgrade."
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    parsers = {name: verbs.add_parser(name, help=h, description=h, epilog=parser.epilog) for name, h in VERBS.items()}
+    parsers = {name: add_command(verbs, name, summary) for name, summary in VERBS.items()}
     for verb in parsers.values():
+        verb.epilog = parser.epilog
         verb.add_argument("--home", type=Path, metavar="DIR", help=f"folder of the versions; default: {HOME}")
         verb.add_argument("--config", type=Path, metavar="FILE", help=f"the agent's TOML file; default: {CONFIG}")
         verb.add_argument(
             "--roots", type=Path, default=ROOTS, metavar="FILE", help="file of trusted roots; default: %(default)s"
         )
     for name in ("install", "wanted", "back"):
-        help_ = "command that controls the agent's service, with the verbs of %(default)s"
+        help_ = "command that takes the arguments of `systemctl` and controls the agent's service; default: %(default)s"
         parsers[name].add_argument("--systemctl", default=SYSTEMCTL[0], metavar="COMMAND", help=help_)
-    parsers["status"].add_argument("--format", choices=("text", "json"), default="text", help="format (%(default)s)")
+    parsers["status"].add_argument(
+        "--format", choices=("text", "json"), default="text", help="output format; default: %(default)s"
+    )
     install = parsers["install"]
     install.add_argument("package", type=Path, metavar="FILE.deb", help="package file")
     help_ = "signed manifest; default: FILE.json beside the package"
     install.add_argument("--manifest", type=Path, metavar="FILE", help=help_)
-    help_ = "seconds within which it must connect and report; default: %(default)g"
+    help_ = "seconds within which the new version must connect and report, else it is rolled back; default: %(default)g"
     install.add_argument("--probation", type=float, default=PROBATION_S, metavar="S", help=help_)
-    install.add_argument("--force", action="store_true", help="install even during a task, which then starts again")
-    help_ = "install even if it cannot read the current version's state, which is then set aside"
+    install.add_argument("--force", action="store_true", help="install even during a task; the task then starts again")
+    help_ = "install even if the new version cannot read the state of the current one; moves that state aside"
     install.add_argument("--lose", action="store_true", help=help_)
 
 

@@ -1,4 +1,4 @@
-"""Releases served by a board: initial selection and rollouts at run time."""
+"""Model releases that a board runs for inference: choice at start, rollouts while running."""
 
 from __future__ import annotations
 

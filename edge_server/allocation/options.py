@@ -22,7 +22,7 @@ class MeasuringOptions(Options, frozen=True, kw_only=True):
     """Options of optimizers that use measurements.
 
     Attributes:
-        deadline_s: Time limit of a task; T_th of paper 004. Absent: the deadline of `[round]`.
+        deadline_s: Time limit of a task; T_th in arXiv 2309.01816. Absent: the deadline of `[round]`.
         smoothing: Weight of the last figure against a new measurement; 0 uses each measurement unchanged.
         jump: Largest factor by which a figure may change in one round; larger changes take several rounds.
         calibrated: Whether predictions are corrected by the errors of earlier ones.

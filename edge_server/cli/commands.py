@@ -309,15 +309,15 @@ def _print_json(value: object) -> None:
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server plan`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    check = add_command(verbs, "check", "validate a plan, and show how its sites mix their models")
+    check = add_command(
+        verbs, "check", "validate a plan; for several sites, show the weights with which they average their models"
+    )
     check.add_argument("plan", type=Path, metavar="PLAN", help="plan file")
-    root = folders.default_data_root()
-    help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
-    check.add_argument("--data-root", type=Path, metavar="DIR", help=help_)
-    help_ = "server's configuration file, for its own models and data_root"
+    check.add_argument("--data-root", type=Path, metavar="DIR", help=folders.DATA_ROOT_HELP)
+    help_ = "server.toml: allows its `models` and sets the folder of data sets"
     check.add_argument("--config", type=Path, metavar="FILE", help=help_)
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    schema = add_command(verbs, "schema", "print every key of a plan with type, unit, default and meaning")
+    schema = add_command(verbs, "schema", "print the reference of all keys of a plan: type, unit, default, meaning")
     add_format(schema, "edge_server/plan/REFERENCE.md")
 
 

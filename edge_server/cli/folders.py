@@ -10,7 +10,12 @@ from edge_server.plan.data_folder import check_data_folder
 from shared.runtime.extras import find_readable_config
 
 RUN_HELP = "name of a run or a unique prefix of it, `last`, or the path of its folder"
-RUN_OR_SITES_HELP = f"{RUN_HELP}; for several sites the common prefix of their runs' names, or a folder with only these"
+RUN_OR_SITES_HELP = (
+    f"{RUN_HELP}; for a run over several sites also the common "
+    "prefix of the names of the sites' runs, or a folder that has only these runs"
+)
+EMBEDDED_HELP = "use the built-in broker, written in Python, even if mosquitto is installed"
+DATA_ROOT_HELP = "folder of data sets; default: $FIELDFLEET_DATA, else ../shared/data, relative to the current folder"
 DATA_DIR = Path("runs")
 RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study"})
 """Commands that create runs: they use a Debian package's server.toml only if it is named."""
@@ -37,10 +42,10 @@ def add_options(
         "--data-dir", type=Path, default=usual, metavar="DIR", help=f"folder of runs; default: {DATA_DIR}"
     )
     if data:
-        help_ = f"folder of data sets; default: {default_data_root()}, see FIELDFLEET_DATA"
+        help_ = DATA_ROOT_HELP
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = "server's configuration file, for the folders not given here; default: the Debian package's"
+        help_ = "server.toml; sets the folders that no option names; default: the Debian package's, if any"
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

@@ -45,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ACC",
-        help="target accuracy from 0 to 1, may be repeated; default: round values that every run reached",
+        help="target accuracy from 0 to 1, may be repeated; default: the highest whole percent that every run reached, "
+        "and 5 and 10 points less",
     )
 
 

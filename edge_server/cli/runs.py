@@ -25,14 +25,18 @@ EXIT_SHORT = 1
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command, which lists runs without a verb."""
     folders.add_options(parser, form=True)
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    rm = add_command(verbs, "rm", "remove runs: their journals, checkpoints, updates and logs")
-    help_ = "full name of a run; a prefix, `last` or a path must be confirmed"
+    verbs = parser.add_subparsers(dest="verb", metavar="[VERB]", help="without: list the runs")
+    rm = add_command(verbs, "rm", "remove runs with their journals, checkpoints, updates and logs")
+    help_ = "full name of a run: removed without a question; a prefix, `last` or a path: asks first"
     rm.add_argument("runs", nargs="+", metavar="RUN", help=help_)
-    rm.add_argument("--yes", action="store_true", help="remove without a confirmation")
+    rm.add_argument("--yes", action="store_true", help="never ask")
     rm.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
-    prune = add_command(verbs, "prune", "remove all but the newest runs, and folders of runs that never started")
-    prune.add_argument("--keep", type=_parse_count, required=True, metavar="N", help="number of runs to keep")
+    prune = add_command(
+        verbs,
+        "prune",
+        "remove old runs, except those that can be resumed, and folders of runs that never started",
+    )
+    prune.add_argument("--keep", type=_parse_count, required=True, metavar="N", help="number of newest runs to keep")
     prune.add_argument("--unfinished", action="store_true", help="also remove runs that could be resumed")
     prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     for verb in (rm, prune):

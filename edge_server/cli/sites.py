@@ -1,4 +1,4 @@
-"""`edge-server sites`: show how a site stands among the others of its run."""
+"""`edge-server sites`: show a site's rounds and its exchange with peer sites."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shared.runtime.text_table import write_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `edge-server sites` takes."""
+    """Declare the arguments of the command."""
     parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=f"{folders.RUN_HELP}; default: last")
     folders.add_options(parser, form=True)
 
 
 def sites(options: argparse.Namespace) -> int:
-    """Show how a site stands among the others of its run.
+    """Show a site's rounds and its exchange with its peers.
 
     Raises:
-        ConfigError: The run is not there, or has one site alone.
+        ConfigError: There is no such run, or it has a single site.
     """
     run = find_run(options.data_dir, options.run)
     summary = summarise_sites(run.records, read_rounds(run.folder))

@@ -28,9 +28,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only run cells with such names, for example 'fedspu_*'; may be repeated",
+        help="run only the cells whose names match PATTERN, for example 'fedspu_*'; may be repeated",
     )
-    parser.add_argument("--ray", default="", metavar="ADDRESS", help="Ray cluster; auto: the one of this machine")
+    parser.add_argument(
+        "--ray", default="", metavar="ADDRESS", help="address of a Ray cluster, or `auto`: the cluster of this machine"
+    )
 
 
 def study(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Feasibility check: reject budgets below a replay's lower bound, before it starts."""
+"""Feasibility check before a replay: reject budgets below a lower bound of its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validate a received update: codec, leaves, norm and metrics."""
+"""Validate a received update: codec, tensors, norm and metrics."""
 
 from __future__ import annotations
 

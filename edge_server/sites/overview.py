@@ -1,4 +1,4 @@
-"""Summary of a site among its peers, from its journal."""
+"""A site's exchange with its peer sites in one run, from the site's journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Description of network inputs that boards send, servers compare and releases publish."""
+"""Description of a neural network's inputs: sent by boards, compared by servers, published with releases."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 
 def gaps_of_bandwidth(many: int) -> Iterator[Figure]:
-    """Compare paper 004's shares; the gap is relative to what is kept of all models."""
+    """Compare the shares of Liu et al.; the gap is relative to what is kept of all models."""
     for kind in instances.BANDWIDTHS:
         worst = Worst()
         for seed in range(many):

@@ -1,4 +1,4 @@
-"""Interface to the server's upper half of a split network."""
+"""Interface to the layers of a split network that the server runs."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from edge_server.journal.decision import Figure
 from shared.protocol.messages import AllocatedValues, Scalar
 
 STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
-"""Defaults of paper 004's method: tau_v, tau_u, warm-up steps; and whether one step updates both parts."""
+"""Defaults of the method of Liu et al.: tau_v, tau_u, warm-up steps; and whether one step updates both parts."""
 
 LEAST = 1e-9
 """Iterations assumed for a task without any, to avoid division by zero."""
 
 
 class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
-    """Pruning ratios and bandwidth shares of paper 004.
+    """Pruning ratios and bandwidth shares (Liu et al., arXiv 2309.01816).
 
     Attributes:
         most_pruned: rho_max, the largest pruning ratio if all devices can meet it; 1 for no bound.

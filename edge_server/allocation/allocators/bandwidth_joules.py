@@ -1,7 +1,7 @@
 """Joule limit of `bandwidth`: prune more where task energy binds.
 
-Paper 004 shares the uplink without a limit of joules. With one, the shares stay the same, and a device keeps the
-smaller of what T_th allows and what its joules allow:
+Liu et al. (arXiv 2309.01816) share the uplink without a limit of joules. With one, the shares stay the same, and a
+device keeps the smaller of what T_th allows and what its joules allow:
 
     E_k(kept) = E_down + P_busy t_compute(kept) + P_up bits(kept) / (share_k R_k) <= E
 

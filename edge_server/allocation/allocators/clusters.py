@@ -11,7 +11,7 @@ from edge_server.journal.decision import Decision, DeviceDecision
 
 
 class ClusterOptions(Options, frozen=True, kw_only=True):
-    """The p_k of paper 001, assigned to devices in order of first appearance.
+    """The p_k of FedSPU, assigned to devices in order of first appearance.
 
     Attributes:
         keep: Comma-separated ratios, one per cluster.

@@ -1,4 +1,4 @@
-"""Water-filling solution of paper 004's joint bandwidth and pruning problem.
+"""Water-filling solution of the joint bandwidth and pruning problem of Liu et al. (`bandwidth_problem`).
 
 The formulas are in `bandwidth_problem`. https://arxiv.org/abs/2309.01816
 """

@@ -1,4 +1,4 @@
-r"""Paper 004's bandwidth and pruning problem: uplink shares b_k, pruning ratios rho_k.
+r"""Joint bandwidth and pruning problem of Liu et al.: uplink shares b_k, pruning ratios rho_k.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks. https://arxiv.org/abs/2309.01816

@@ -1,4 +1,4 @@
-"""Conic formulation (cvxpy) of the `hcef` blocks P2.1 and P2.2."""
+"""Solve the two convex subproblems of optimizer `hcef`, sent shares (P2.1) and local steps (P2.2), with cvxpy."""
 
 from __future__ import annotations
 

@@ -58,23 +58,39 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server enrol`."""
     parser.add_argument("device", nargs="?", default="", metavar="NAME", help="the board's name, such as pi-03")
     add_folder(parser)
-    parser.add_argument("--ttl", type=duration_s, default=900.0, metavar="TIME", help="validity: 15m, 2h; default: 15m")
+    parser.add_argument(
+        "--ttl",
+        type=duration_s,
+        default=900.0,
+        metavar="TIME",
+        help="validity of the token, such as 15m or 2h; default: 15m",
+    )
     parser.add_argument("--count", type=int, default=0, metavar="N", help="create tokens for N boards")
     parser.add_argument(
-        "--pattern", default="pi-{:02}", metavar="NAME", help="with --count: pattern of their names; default: pi-{:02}"
+        "--pattern",
+        default="pi-{:02}",
+        metavar="NAME",
+        help="with --count: pattern of the boards' names; default: pi-{:02}",
     )
     parser.add_argument("--csv", action="store_true", help="print lines of device,token,id,expires")
     help_ = "print the shell line that installs, joins and starts the agent on a bare board; needs `packages add`"
     parser.add_argument("--install", action="store_true", help=help_)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the token's QR code to this file")
-    help_ = "readmit NAME after a revocation, with a new key"
+    help_ = "create a token for NAME although it was revoked; the board gets a new key"
     parser.add_argument("--readmit", action="store_true", help=help_)
-    parser.add_argument("--address", default="", metavar="HOST", help="gateway's address; default: the site's first")
-    help_ = f"port of the enrolment service; default: that of its last start, else {USUAL_PORT}"
+    parser.add_argument(
+        "--address",
+        default="",
+        metavar="HOST",
+        help="address of the gateway in the token; default: the first of `site init --address`",
+    )
+    help_ = (
+        f"port of the enrolment service in the token; default: the port of the service's last start, else {USUAL_PORT}"
+    )
     parser.add_argument("--port", type=int, metavar="N", help=help_)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="list tokens and the boards that used them")
-    instead.add_argument("--revoke", default="", metavar="ID", help="revoke a token")
+    instead.add_argument("--revoke", default="", metavar="ID", help="revoke the token with this ID of --list")
 
 
 def service_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,15 +98,15 @@ def service_arguments(parser: argparse.ArgumentParser) -> None:
     add_folder(parser)
     parser.add_argument("--host", default="", metavar="ADDRESS", help="address to listen on; default: all")
     parser.add_argument("--port", type=int, default=USUAL_PORT, metavar="N", help="TCP port; default: %(default)s")
-    help_ = "validity of a board's certificate in days, at least three times its longest time off; default: %(default)g"
+    help_ = "validity of a certificate in days; at least three times the longest time that a board is off; default: 365"
     parser.add_argument("--days", type=float, default=USUAL_DAYS, metavar="N", help=help_)
 
 
 def device_verb_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server devices approve NAME` and `devices forget NAME`."""
     help_ = (
-        "`devices approve NAME`: allow a board to renew a certificate that expired more than 180 days ago; "
-        "`devices forget NAME`: remove a board and its history from the list"
+        "`devices approve NAME`: let board NAME renew a certificate that expired more than 180 days ago; "
+        "`devices forget NAME`: remove board NAME and its history from the list"
     )
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help=help_)
     add_folder(parser)

@@ -23,12 +23,14 @@ def packages_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add = add_command(verbs, "add", "add and sign packages of the agent for boards")
     add.add_argument("files", nargs="+", type=Path, metavar="FILE.deb", help="package built by `make deb`")
-    wheels = add_command(verbs, "add-wheels", "add wheels for the boards' setup, so that they need no internet")
-    help_ = "folder with the files that `device-agent setup train --list` names, for all kinds of boards"
+    wheels = add_command(
+        verbs, "add-wheels", "add wheels of PyTorch and ONNX Runtime, so that boards install these without internet"
+    )
+    help_ = "folder with the files that `device-agent setup train --list` prints on each kind of board"
     wheels.add_argument("wheels", type=Path, metavar="FOLDER", help=help_)
     listing = add_command(verbs, "list", "list the packages and wheels for boards")
     listing.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    remove = add_command(verbs, "remove", "remove a version; boards that run it keep it")
+    remove = add_command(verbs, "remove", "remove a version of the agent; boards that run this version keep it")
     remove.add_argument("version", metavar="VERSION", help="version, such as 0.4.0")
     for parser_of_verb in verbs.choices.values():
         add_folder(parser_of_verb)

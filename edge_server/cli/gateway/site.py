@@ -51,18 +51,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
     help_ = "folder of files to offer to boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
     init.add_argument("--packages", type=Path, default=None, metavar="FOLDER", help=help_)
-    check = add_command(verbs, "check", "check a site's files and broker; stop a broker that is open to others")
-    check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    add_command(verbs, "reload", "reload the broker's files and verify it; stop it if it does not enforce them")
-    add_command(verbs, "rotate-server", "replace the keys of the broker, the services and the probe")
-    rotate = add_command(verbs, "rotate-ca", "create the next site CA; both are valid until --finish")
-    rotate.add_argument("--finish", action="store_true", help="reject certificates of the previous CA from now on")
-    rotate.add_argument("--force", action="store_true", help="with --finish: even if boards have no other certificate")
-    root = verbs.add_parser(
-        "rotate-root", help="create the next root, to which boards switch automatically; both are valid until --finish"
+    check = add_command(
+        verbs,
+        "check",
+        "check a site's files and broker; stops the broker if it accepts clients or messages that it must reject",
     )
-    root.add_argument("--finish", action="store_true", help="use only the next root from now on")
-    root.add_argument("--force", action="store_true", help="with --finish: even if boards have not switched")
+    check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    add_command(
+        verbs,
+        "reload",
+        "reload the broker's files, verify that the broker enforces them, and stop the broker if it does not",
+    )
+    add_command(
+        verbs,
+        "rotate-server",
+        "replace the keys of the broker, the server's services and the client that checks the broker",
+    )
+    rotate = add_command(verbs, "rotate-ca", "create the next site CA; the previous one stays valid until --finish")
+    rotate.add_argument("--finish", action="store_true", help="reject certificates of the previous CA from now on")
+    rotate.add_argument(
+        "--force",
+        action="store_true",
+        help="with --finish: even if some boards have only a certificate of the previous CA",
+    )
+    root = add_command(
+        verbs,
+        "rotate-root",
+        "create the next root CA; boards switch to it automatically; both are valid until --finish",
+    )
+    root.add_argument("--finish", action="store_true", help="use only the next root CA from now on")
+    root.add_argument("--force", action="store_true", help="with --finish: even if some boards have not switched")
     for verb_parser in verbs.choices.values():
         add_folder(verb_parser)
 
@@ -265,7 +283,7 @@ def report_reload(done: ReloadResult, message: str) -> int:
 
 def revoke_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `revoke`."""
-    parser.add_argument("name", metavar="NAME", help="name of the device; for another site's server `_peer-SITE`")
+    parser.add_argument("name", metavar="NAME", help="name of a device, or _peer-SITE for the server of another site")
     add_folder(parser)
 
 

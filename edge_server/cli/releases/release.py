@@ -51,8 +51,10 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    help_ = "use the model after this round; default: the most accurate stored one, or the last, depending on the plan"
-    parser.add_argument("--round", metavar="N", help=f"{help_}; for a plan with sites also GLOBAL.EDGE")
+    help_ = (
+        "use the model after this round; default: the most accurate or the last one, by the plan's `evaluation.keep`"
+    )
+    parser.add_argument("--round", metavar="N", help=f"{help_}; for a plan with sites also G.E, as in `explain`")
     help_ = "shape of one input; default: from the plan's data, or else the model's default"
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help=help_)
 
@@ -111,19 +113,29 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = add_command(verbs, "create", "create a release of a run's model")
     _model_arguments(create)
-    create.add_argument("--name", metavar="NAME", help="name for applications; default: the plan's name")
-    help_ = "also export two graphs, below and above a cut; default: the run's cut, or else the model's first"
+    create.add_argument(
+        "--name", metavar="NAME", help="name of the release, by which applications request it; default: the plan's name"
+    )
+    help_ = "also export two graphs, below and above CUT; default: the cut of the run, else the model's first"
     create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
     _reduction_arguments(create)
     listing = add_command(verbs, "list", "list the releases of a site")
     show = add_command(verbs, "show", "show a release and verify its files")
-    out = add_command(verbs, "export", "write a release to a folder: manifest, graphs, parameters, probes")
-    delete = add_command(verbs, "delete", "delete releases, and parts that no other release uses")
+    out = add_command(
+        verbs, "export", "write a release to a folder: manifest, graphs, parameters, and test inputs with their outputs"
+    )
+    delete = add_command(verbs, "delete", "delete releases, and the files that no other release uses")
     for verb in (show, out):
         verb.add_argument("release", metavar="RELEASE", help=RELEASE)
     out.add_argument("folder", type=Path, metavar="DIR", help="new folder")
-    delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="a version is never reused")
-    delete.add_argument("--force", action="store_true", help="even if boards use it, by their latest reports")
+    delete.add_argument(
+        "releases", nargs="+", metavar="NAME/VERSION", help="release to delete; its version number is never used again"
+    )
+    delete.add_argument(
+        "--force",
+        action="store_true",
+        help="delete the release even if a board's latest report says that the board uses it",
+    )
     for verb in (create, listing, show):
         folders.add_options(verb, form=True)
     for verb in (out, delete):
@@ -136,7 +148,7 @@ def _reduction_arguments(create: argparse.ArgumentParser) -> None:
     smaller.add_argument("--int8", action="store_true", help=help_)
     help_ = "send weights as 16-bit floats, which boards expand"
     smaller.add_argument("--float16", action="store_true", help=help_)
-    help_ = "refuse if the accuracy drops by more, as a share of the examples; default: 0.01"
+    help_ = "create no --int8 or --float16 release if the accuracy drops by more than X; default: 0.01"
     create.add_argument("--max-drop", type=float, metavar="X", help=help_)
 
 

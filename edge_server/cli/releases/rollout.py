@@ -36,8 +36,8 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERBS: dict[str, str] = {
     "start": "start a rollout of a release",
     "status": "show the state of a rollout",
-    "pause": "start no further wave",
-    "resume": "resume after a pause, an ignored failure, or the end of the process",
+    "pause": "stop opening waves; boards of open waves finish",
+    "resume": "continue a rollout after a pause, an interruption, or failures, which then no longer count",
     "abort": "end a rollout; boards that have the release keep it",
     "back": "end a rollout and revert its boards to their previous release",
 }
@@ -53,7 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         else:
             verb_parser.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
         if verb in ("start", "resume", "abort", "back"):
-            verb_parser.add_argument("--stay", action="store_true", help="wait for offline boards until a signal")
+            verb_parser.add_argument(
+                "--stay", action="store_true", help="wait for offline boards until interrupted (Ctrl-C or SIGTERM)"
+            )
         if verb in ("start", "resume"):
             help_ = "stop with exit code 1 if no eligible board has been online for T; default: 60s"
             verb_parser.add_argument("--wait", type=_parse_seconds, default=60.0, metavar="T", help=help_)
@@ -65,20 +67,26 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for the newest")
     help_ = "roll out this version of the agent instead, from `edge-server packages list`"
     what.add_argument("--agent", default="", metavar="VERSION", help=help_)
-    help_ = "number of boards of each profile in the first wave, 0 for none; default: %(default)s"
+    help_ = (
+        "size of the first wave (canaries): N boards of each board profile, 0 for no such wave; default: %(default)s"
+    )
     parser.add_argument("--canary", type=_parse_count, default=1, metavar="N", help=help_)
-    help_ = "cumulative shares of the boards after each wave; default: 10%%,50%%,100%%"
+    help_ = "share of all boards that has the release after each later wave; default: 10%%,50%%,100%%"
     parser.add_argument("--waves", type=_parse_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
-    help_ = "time that each board tests the release before keeping it, such as 90s, 1h; default: 10m, with --agent 2m"
+    help_ = "time that each board tests the release before keeping it, such as 90s, 1h; default: 10m; with --agent: 2m"
     parser.add_argument("--soak", type=_parse_seconds, default=None, metavar="T", help=help_)
-    help_ = "end when N boards have refused the release or reverted; default: %(default)s"
+    help_ = "stop the rollout when N boards have refused or reverted the release; default: %(default)s"
     parser.add_argument("--max-failures", type=_parse_count, default=1, metavar="N", help=help_)
-    help_ = "at that end: stop, or also revert the updated boards; default: %(default)s"
+    help_ = "after --max-failures: only stop, or also revert the updated boards (back); default: %(default)s"
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
-    parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards with such names, as 'pi-*'")
+    parser.add_argument(
+        "--devices", default="*", metavar="PATTERN", help="only boards whose names match PATTERN, for example 'pi-*'"
+    )
     help_ = "allowed loss of accuracy on a board's local examples; default: %(default)s"
     parser.add_argument("--max-drop", type=_parse_share, default=0.02, metavar="X", help=help_)
-    help_ = "boards of later waves download nothing before their wave: parts are sent once per wave, not once for all"
+    help_ = (
+        "boards download only when their wave opens; by default, all download at once, so that each part is sent once"
+    )
     parser.add_argument("--no-ahead", dest="ahead", action="store_false", help=help_)
     help_ = "minimum download rate in kB/s, below which a board has failed; default: 16"
     parser.add_argument("--min-rate", type=_parse_rate, default=16.0, metavar="X", help=help_)

@@ -1,4 +1,4 @@
-"""LRU cache of ONNX Runtime sessions for the upper halves of releases.
+"""LRU cache of ONNX Runtime sessions for the server's parts of split releases.
 
 Torch is not imported: without it, the service starts in a second and takes a fifth of the memory. A half is bound by
 name to its own parameters only.

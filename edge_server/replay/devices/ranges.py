@@ -1,4 +1,4 @@
-"""Compute, link and power models whose figures are drawn from ranges, as in papers.
+"""Simulated devices' compute, link and power figures, drawn from ranges as papers do.
 
 Clocks f are drawn from [lo, hi] Hz, links from [lo, hi] Mbit/s. A task of C cycles at clock f, with an upload of t
 seconds at power p, takes the time and energy

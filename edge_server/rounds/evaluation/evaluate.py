@@ -1,4 +1,4 @@
-"""Evaluation on devices: when it is due, whether a budget allows it, its record."""
+"""Schedule and record evaluations on devices, within the run's budget."""
 
 from __future__ import annotations
 

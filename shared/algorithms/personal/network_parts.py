@@ -1,4 +1,4 @@
-"""Global and personal part of a network: settings and leaves.
+"""Global and personal parts of a network: settings, and the parameters of each part.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks, https://arxiv.org/abs/2309.01816. Its section V shares the linear layers; its table of latencies fits shared

@@ -1,4 +1,4 @@
-"""FedSL settings, step size and cut, common to both halves.
+"""FedSL settings, step size and cut, common to the server and device sides.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; see
 `shared.algorithms.split.fedsl`. The step size is that of Loshchilov and Hutter, SGDR, ICLR 2017,

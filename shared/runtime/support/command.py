@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `setup`."""
     help_ = "take files from this folder instead of downloading them; may be repeated"
     parser.add_argument("--from", dest="folders", type=Path, action="append", default=[], metavar="DIR", help=help_)
-    help_ = f"package index; default: the one that pip uses; {TORCH_INDEX} adds an index for torch"
+    help_ = f"package index; default: the one that pip uses; {TORCH_INDEX} names one to try before it"
     parser.add_argument("--index", action="append", default=[], metavar="URL", help=help_)
     help_ = "CA certificates that verify the index, such as a site's root; default: the system's"
     parser.add_argument("--ca", type=Path, default=None, metavar="FILE", help=help_)
     parser.add_argument("--list", action="store_true", help="print the files' names and SHA-256 without installing")
-    parser.add_argument("--anyway", action="store_true", help="install even if the board has too little memory")
+    parser.add_argument("--anyway", action="store_true", help="install even if this machine has too little memory")
 
 
 def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> int:

@@ -1,4 +1,4 @@
-"""SemiFL settings and epoch batches, common to both halves.
+"""SemiFL settings and epoch batches, common to the server and device sides.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training,
 NeurIPS 2022, https://arxiv.org/abs/2106.01432; the defaults are those of their code, linked in `semifl`.

@@ -1,4 +1,4 @@
-"""Paper 004's bandwidth and pruning; what is proved stands in its specification's (h)."""
+"""Joint bandwidth and pruning of Liu et al.: optimality, limits and degenerate inputs."""
 
 import dataclasses
 import subprocess  # noqa: TID251 - what an import brings along
