@@ -147,4 +147,4 @@ def test_a_trainer_that_is_killed_behind_its_last_step_does_its_session_again(si
         assert process.wait(PATIENCE_S) == 0
     site.require_same_bits(name)
     lines = (site.folder / f"server-{name}.log").read_text().splitlines()
-    assert [line for line in lines if names_all(line, "INFO", session.__name__, f"round {number}", "a")]
+    assert [line for line in lines if names_all(line, "INFO", session.__name__, f"{number}: a")]

@@ -75,7 +75,7 @@ def test_a_device_hangs_comes_back_and_is_killed(roof):
     assert all(DEADLINE_S <= one.seconds < DEADLINE_S + 60 for one in without_b), "waited for b, but no longer"
     piled_up = {number for number in roof.asked(name, "b") if hung_at + 1 < number < back_at}
     assert len(piled_up) >= 2
-    trained = re.findall(r"trained run=\S+ round=(\d+)", b_log.read_text()[said_before:])
+    trained = re.findall(r" INFO \S+ \w+ run=\S+ round=(\d+) seconds=", b_log.read_text()[said_before:])
     assert trained
     assert not piled_up & set(map(int, trained)), "it did tasks of rounds that were over"
     stored = [one.round for one in roof.records(name) if isinstance(one, UpdateAccepted) and one.device == "b"]
