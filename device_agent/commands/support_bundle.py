@@ -9,13 +9,13 @@ from pathlib import Path
 from device_agent.commands.diagnosis.identity import secret_files
 from device_agent.commands.doctor import run_checks
 from device_agent.config import load
-from device_agent.hardware.tools import LIVE_ROOT, run_tool
-from shared.errors import ConfigError, NoData
+from shared.errors import ConfigError
+from shared.runtime import backports
 from shared.runtime.clock import utc_stamp
 from shared.runtime.diagnosis.bundle import (
-    MOST_LINES,
     last_lines,
     list_files,
+    read_journal,
     read_secret_lines,
     running_versions,
     write_bundle,
@@ -23,7 +23,6 @@ from shared.runtime.diagnosis.bundle import (
 from shared.runtime.extras import find_packaged_config
 
 UNIT = "fieldfleet-agent"
-JOURNAL = ("journalctl", f"--unit={UNIT}", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the bundle; print its path."""
     config_path = options.config or find_packaged_config("agent.toml")
     path = options.out or Path(f"agent-bundle-{utc_stamp()}.tar.gz")
-    log = last_lines(options.log) if options.log else _journal()
+    log = last_lines(options.log) if options.log else backports.run(read_journal(UNIT))
     files: dict[str, object] = {"versions.json": running_versions(), "log.txt": log}
     secrets = set[str]()
     if config_path:
@@ -59,10 +58,3 @@ def run(options: argparse.Namespace) -> int:
     write_bundle(path, files, secrets)
     sys.stdout.write(f"{path}\n")
     return 0
-
-
-def _journal() -> str:
-    try:
-        return run_tool(LIVE_ROOT, JOURNAL)
-    except NoData as error:
-        return f"no journal: {error}\n"

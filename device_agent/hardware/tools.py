@@ -20,7 +20,7 @@ from shared.runtime.interpreter import Interpreter, find_interpreter
 
 LIVE_ROOT = Path("/")
 RECORDED_TOOLS = "tools"
-ALLOWED_TOOLS = frozenset({"iw", "journalctl", "nvpmodel", "systemctl", "tegrastats", "vcgencmd"})
+ALLOWED_TOOLS = frozenset({"iw", "nvpmodel", "systemctl", "tegrastats", "vcgencmd"})
 MAX_LINE_BYTES = 1 << 16
 EXIT_CANNOT_START = 126
 SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/opt/vc/bin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 from edge_server.cli.gateway.doctor import find_site, read_config, run_checks
@@ -14,17 +13,15 @@ from edge_server.journal.runs import all_runs, summarise_run
 from edge_server.plan.server_config import ServerConfig
 from shared.runtime.clock import utc_stamp
 from shared.runtime.diagnosis.bundle import (
-    MOST_LINES,
     last_lines,
     list_files,
+    read_journal,
     read_secret_lines,
     running_versions,
     write_bundle,
 )
 
 UNITS = ("fieldfleet-server", "mosquitto")
-JOURNAL = ("journalctl", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
-JOURNAL_TIMEOUT_S = 30.0
 PUBLIC_FILES = ("mosquitto.conf", "acl")
 
 
@@ -43,7 +40,7 @@ def support_bundle(options: argparse.Namespace) -> int:
     files |= _config_files(config) if config else {}
     files |= _site_files(site) if site else {}
     if not logs:
-        files |= {f"log-{unit}.txt": asyncio.run(_journal(unit)) for unit in UNITS}
+        files |= {f"log-{unit}.txt": asyncio.run(read_journal(unit)) for unit in UNITS}
     secrets = [*(secret_files(config) if config else []), *(site.rglob("*.key") if site else [])]
     write_bundle(path, files, read_secret_lines(secrets))
     sys.stdout.write(f"{path}\n")
@@ -61,18 +58,3 @@ def _site_files(site: Path) -> dict[str, object]:
     """Return the files of a site without secrets, and a listing of all."""
     texts = {name: site / name for name in PUBLIC_FILES if (site / name).is_file()}
     return {"site.txt": list_files(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
-
-
-async def _journal(unit: str) -> str:
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(*JOURNAL, f"--unit={unit}"), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
-        )
-    except OSError as error:
-        return f"no journal: {error.strerror}\n"
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), JOURNAL_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        return "no journal: timeout\n"
-    return output.decode(errors="replace")

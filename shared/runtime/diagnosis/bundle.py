@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import platform
@@ -10,6 +11,7 @@ import ssl
 import stat
 import sys
 import tarfile
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ConfigError
+from shared.runtime import backports
 from shared.runtime.diagnosis.redaction import redact
 from shared.runtime.durable import replace_file
 
@@ -36,6 +39,7 @@ LIBRARIES = (
 MOST_LINES, MOST_BYTES = 1000, 1 << 20
 """Limits of a log, counted from its end."""
 MOST_FILES = 2000
+JOURNAL_TIMEOUT_S = 30.0
 
 PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}(?:.{0,8192}?-----END [A-Z0-9 ]{0,40}-----|.{0,8192})", re.DOTALL)
 TOKEN = re.compile(r"\bff1,[^\s'\"]+")
@@ -113,6 +117,23 @@ def last_lines(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a log that this user may read") from error
     return "\n".join(lines[-MOST_LINES:]) + "\n"
+
+
+async def read_journal(unit: str) -> str:
+    """Return the end of a systemd unit's journal, or the reason why there is none."""
+    command = ("journalctl", f"--unit={unit}", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
+    except OSError as error:
+        return f"no journal: {error.strerror}\n"
+    try:
+        async with backports.timeout(JOURNAL_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"no journal: no answer within {JOURNAL_TIMEOUT_S:g} s\n"
+    return output.decode(errors="replace")
 
 
 def list_files(folder: Path) -> str:

@@ -24,7 +24,7 @@ def bundle(tmp_path, monkeypatch, log=None):
 
 
 def test_without_a_log_the_journal_is_asked(tmp_path, monkeypatch):
-    """On a machine that has none, it says so: the tool may be run, which a closed list allows."""
+    """On a machine that has none, it says so."""
     assert bundle(tmp_path, monkeypatch)
 
 
