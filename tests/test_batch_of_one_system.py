@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import read_records
 from edge_server.replay.trace.export import trace_of
-from tests.edge_server.processes import final, folder_of, started
+from tests.edge_server.processes import captured, final, folder_of
 from tests.edge_server.textbook import require_equal
 from tests.naming import names_all
 
@@ -50,24 +51,23 @@ def ran(tmp_path, monkeypatch):
     for name, count in (("train", 66), ("test", 30)):  # 33 examples a device: 16, 16 and 1
         rows = [f"{i % 7},{i % 3},{i % 5},{(i % 3) ** 2},{i % 3}" for i in range(count)]
         (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the agents of a live run
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ownnet", raising=False)
     monkeypatch.setenv("FIELDFLEET_MODELS", "ownnet:net")
 
     def run(*command: str, algorithm: str = FEDAVG, batch_size: int = 16) -> tuple[int, str, Path]:
-        plan, runs, log = tmp_path / "plan.toml", tmp_path / "-".join(command), tmp_path / "log"
+        plan, runs = tmp_path / "plan.toml", tmp_path / "-".join(command)
         plan.write_text(PLAN.format(algorithm=algorithm, batch_size=batch_size))
-        log.unlink(missing_ok=True)
-        places = ("--data-root", tmp_path, "--data-dir", runs)
-        with started("edge_server", *command, plan, *places, log=log) as process:
-            code = process.wait(300)
-        return code, log.read_text(), folder_of(runs)
+        done = captured(*command, plan, "--data-root", tmp_path, "--data-dir", runs)
+        return done.code, done.out + done.err, folder_of(runs)
 
     return run
 
 
 def test_a_last_batch_of_one_trains_the_same_live_and_in_replay(ran):
     live = ran("trial", "run")
-    again = ran("replay")
+    again = ran("replay", "--workers", "1")
     assert (live[0], again[0]) == (0, 0), live[1] + again[1]
     figures = [
         [(one.round, len(one.arrived), one.accuracy, one.test_loss) for one in closed_rounds(read_records(folder))]
@@ -80,12 +80,12 @@ def test_a_last_batch_of_one_trains_the_same_live_and_in_replay(ran):
 
 
 def test_a_split_network_with_batch_norm_on_the_server_trains_too(ran):
-    code, said, folder = ran("replay", algorithm=FEDSL)
+    code, said, folder = ran("replay", "--workers", "1", algorithm=FEDSL)
     assert code == 0, said
     assert [len(one.arrived) for one in closed_rounds(read_records(folder))] == [2, 2]
 
 
 def test_batches_of_one_are_refused_with_the_remedy(ran):
-    code, said, _ = ran("replay", batch_size=1)
+    code, said, _ = ran("replay", "--workers", "1", batch_size=1)
     assert code == 1
     assert names_all(said, "hyper.batch_size", 2)
