@@ -34,7 +34,7 @@ name = "one"
 rounds = 2
 local = 2
 data = {{ source = "csv", path = "data" }}
-model = {{ name = "ownnet:net" }}
+model = {{ name = "batchnorm_net:net" }}
 algorithm = {{ {algorithm} }}
 hyper = {{ batch_size = {batch_size}, learning_rate = 0.1 }}
 partition = {{ kind = "even" }}
@@ -46,15 +46,15 @@ FEDAVG, FEDSL = 'name = "fedavg"', 'name = "fedsl", options = { cut = 1 }'
 @pytest.fixture
 def ran(tmp_path, monkeypatch):
     """Return a function that runs a plan with a command; it gives the exit code, the output and the records."""
-    (tmp_path / "ownnet.py").write_text(NETWORK)
+    (tmp_path / "batchnorm_net.py").write_text(NETWORK)
     (tmp_path / "data").mkdir()
     for name, count in (("train", 66), ("test", 30)):  # 33 examples a device: 16, 16 and 1
         rows = [f"{i % 7},{i % 3},{i % 5},{(i % 3) ** 2},{i % 3}" for i in range(count)]
         (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the agents of a live run
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "ownnet", raising=False)
-    monkeypatch.setenv("FIELDFLEET_MODELS", "ownnet:net")
+    monkeypatch.delitem(sys.modules, "batchnorm_net", raising=False)
+    monkeypatch.setenv("FIELDFLEET_MODELS", "batchnorm_net:net")
 
     def run(*command: str, algorithm: str = FEDAVG, batch_size: int = 16) -> tuple[int, str, Path]:
         plan, runs = tmp_path / "plan.toml", tmp_path / "-".join(command)
