@@ -51,7 +51,7 @@ def test_a_split_run_is_what_one_process_computes_alone_bit_for_bit(here):
 @pytest.mark.slow
 def test_a_device_that_drops_out_is_waited_for_no_longer_than_a_step_and_takes_part_again(network, tmp_path):
     """It misses the steps in between, and the record says how many; no later step waits for it."""
-    rule = "step_deadline_s = 8.0\ndeadline_s = 90.0"
+    rule = "step_deadline_s = 5.0\ndeadline_s = 90.0"
     plan = make_plan(tmp_path, rounds=2, round=rule, **(SPLIT | {"algorithm": OF_MANY}))
     here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
 

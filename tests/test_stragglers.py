@@ -12,7 +12,7 @@ from edge_server.fleet import broker
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from tests.edge_server.processes import Field, until
 
-DEADLINE_S = 3.0
+DEADLINE_S = 2.0
 
 pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.find_mosquitto(), reason="mosquitto is not installed")]
 
