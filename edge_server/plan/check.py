@@ -12,6 +12,9 @@ from edge_server.plan.sites import check_sites
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
 
+BY_CLASS = ("dirichlet", "shards")
+"""Kinds of `[partition]` that deal examples by class."""
+
 
 def check_structure(plan: Plan, path: Path) -> None:
     """Check names and counts across the sections of the plan in `path`; builds nothing.
@@ -36,6 +39,11 @@ def check_structure(plan: Plan, path: Path) -> None:
 def _check_labels(plan: Plan, path: Path) -> None:
     """Reject server examples without labels, or that cannot be separated from those of the devices."""
     server_data, data = plan.server_data, plan.data
+    if data and data.target_kind != "class" and plan.partition.kind in BY_CLASS:
+        raise ConfigError(
+            f"{path}: partition.kind: {plan.partition.kind!r} deals examples by class, but the targets of [data] are "
+            "not classes; set it to even, client or none"
+        )
     if (server_data and server_data.without) or (data and data.without):
         raise ConfigError(f"{path}: data.without is derived from [server_data] drawn; remove it")
     if server_data and server_data.labels:

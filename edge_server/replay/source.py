@@ -22,7 +22,6 @@ from edge_server.rounds.evaluation.running_statistics import choose_batches, set
 from edge_server.sites.overview import find_site
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.sources.arrays import count_training
 from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build
 
@@ -127,7 +126,7 @@ def count_examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[st
     cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
         data = device_data(plan, fleet, index)
-        sizes[device.name] = count_training(cache.count(data), data)
+        sizes[device.name] = cache.count_sides(data)[1]
     return sizes
 
 

@@ -12,7 +12,6 @@ from device_agent.trainer.interface import Job
 from edge_server.replay.devices.behaviour import Work, batches
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.sources.arrays import count_held_out, count_training
 from shared.data.spec import Data
 from shared.models.build import build_blank
 from shared.models.cost import step_flops
@@ -39,9 +38,7 @@ class Workload:
         """
         if job.task.assignment.steps:
             return self.session_work(job)[0]
-        task, total = job.task, self.cache.count(job.data)
-        held_out = count_held_out(total, job.data.holdout)
-        trained_on = count_training(total, job.data)
+        task, (held_out, trained_on) = job.task, self.cache.count_sides(job.data)
         assignment = task.assignment
         passed = held_out if task.evaluate else 0
         if task.evaluate or assignment.measures_statistics:
@@ -64,7 +61,7 @@ class Workload:
         Raises:
             ConfigError: As `task_work`.
         """
-        task, total = job.task, self.cache.count(job.data)
+        task, (_, trained_on) = job.task, self.cache.count_sides(job.data)
         received = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
         network = self._network(task.model)
         names = received & network.state_dict().keys()
@@ -73,7 +70,6 @@ class Workload:
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         assignment, steps = task.assignment, task.assignment.steps
-        trained_on = count_training(total, job.data)
         sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
         forward, both = (
             sum(
@@ -94,8 +90,7 @@ class Workload:
         Raises:
             ConfigError: As `task_work`.
         """
-        total = self.cache.count(job.data)
-        size = min(job.task.assignment.hyper.batch_size, count_training(total, job.data))
+        size = min(job.task.assignment.hyper.batch_size, self.cache.count_sides(job.data)[1])
         flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
         work = self._make_work(job, steps=1, examples=size, flops=flops)
         return replace(work, train=True)  # a measuring task discards its training

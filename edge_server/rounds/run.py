@@ -197,6 +197,7 @@ def build_membership(
         ConfigError: The server's data sets differ in their classes.
     """
     reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
+    reads &= not plan.data or plan.data.target_kind == "class"
     test, labelled = examples
     classes = load_class_names(plan, test, labelled, records)
     return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records))

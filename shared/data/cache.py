@@ -12,7 +12,7 @@ from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import as_examples
 from shared.data.partition import Index, Shares, select_share, split
-from shared.data.sources.arrays import Arrays
+from shared.data.sources.arrays import Arrays, count_sides
 from shared.data.sources.read import read_whole
 from shared.data.spec import Data
 
@@ -44,16 +44,25 @@ class DataCache:
         share = self._share(spec)
         return len(self._read_full(spec) if share is None else share)
 
+    def count_sides(self, spec: Data) -> tuple[int, int]:
+        """Count a device's held-out examples, and those to train on; raise as `count`."""
+        share, identities = self._share(spec), self._read_full(spec).identities
+        return count_sides(
+            self.count(spec), identities if share is None or identities is None else identities[share], spec
+        )
+
     def example(self, spec: Data) -> Tensor:
         """Return the inputs of one example of the data set, of shape (...)."""
         return torch.from_numpy(self._read_full(spec).inputs[0])
 
     def classes(self, spec: Data) -> tuple[str, ...] | None:
         """Return the data set's class names as a device reports them; None where no label is read."""
-        return normalise_class_names(self._read_full(spec).classes) if spec.is_labelled else None
+        return normalise_class_names(self._read_full(spec).classes) if spec.has_classes else None
 
     def _read_full(self, spec: Data) -> Arrays:
-        unsplit = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
+        unsplit = msgspec.structs.replace(spec, partition=None)
+        if not spec.is_held_out_by_hash:  # which decides what windows are left out
+            unsplit = msgspec.structs.replace(unsplit, holdout=0.0, validation=0.0)
         key = msgspec.msgpack.encode((unsplit, spec.reads_labels))
         if key not in self._sets:
             self._sets[key] = read_whole(spec)

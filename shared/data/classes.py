@@ -39,12 +39,14 @@ _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
 
 
 def class_names(spec: Data) -> tuple[str, ...] | None:
-    """Return a data set's class names in label order; empty where labels are numbers, None where no label is read.
+    """Return a data set's class names in label order; empty where labels are numbers.
+
+    None where no class is read, or only the trainer can read it.
 
     Raises:
         ConfigError: The files cannot be read, or a label is invalid.
     """
-    if not spec.is_labelled:
+    if not spec.has_classes:
         return None
     if spec.classes:
         return normalise_class_names(spec.classes)
@@ -114,7 +116,7 @@ def number_labels(labels: Collection[str], spec: Data, path: Path, place: str) -
     if fractions := sorted(filter(_FRACTION.fullmatch, labels)):
         raise ConfigError(
             f"{path}: {place} holds {fractions[0]!r}: a class is a name or a whole number from 0, "
-            "regression comes later; correct label_column or the column"
+            "correct label_column, or name a column of numbers to predict by target_columns"
         )
     if are_digits(labels) and all(len(label) <= MAX_DIGITS and str(int(label)) == label for label in labels):
         return {label: int(label) for label in labels}
@@ -219,7 +221,7 @@ def with_classes(data: Data, names: Sequence[str]) -> Data:
         ConfigError: The device's own file names different classes.
     """
     names = tuple(map(normalise_name, names))
-    if not names or data.classes == names or not data.is_labelled:
+    if not names or data.classes == names or not data.has_classes:
         return data
     if data.classes:
         planned, local = contrast(names, data.classes)

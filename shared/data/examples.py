@@ -1,28 +1,35 @@
-"""Labelled examples as tensors, their hold-out split, and seeded batches for training."""
+"""Examples with targets as tensors, their hold-out split, and seeded batches for training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.data.augment import Augment
-from shared.data.sources.arrays import Arrays, count_held_out, no_labels
+from shared.data.sources.arrays import Arrays, count_held_out, held_out_index, no_labels
 from shared.protocol.messages import count_batches
+
+TARGETS = frozenset(((torch.int64, 1), (torch.float32, 2), (torch.int64, 3)))
+"""Dtype and number of axes of classes, numbers and masks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Inputs with their classes.
+    """Inputs with their targets.
 
     Attributes:
         inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
-        labels: int64 of shape (N,), from 0; all `NO_LABEL` where the data set has none.
+        labels: Classes, int64 of shape (N,) from 0, all `NO_LABEL` where the data set has none; numbers, float32 of
+            shape (N, outputs); or classes of pixels, int64 of shape (N, height, width).
         clients: Producer of each example, N names; None where the data set has no such column.
         augment: Applied to inputs whenever they are trained on; None for nothing.
         classes: Class names in label order; empty where the labels were numbers in the files.
+        identities: As those of `Arrays`.
     """
 
     inputs: Tensor
@@ -30,6 +37,7 @@ class Examples:
     clients: tuple[str, ...] | None = None
     augment: Augment | None = None
     classes: tuple[str, ...] = ()
+    identities: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         """Check dtypes and lengths.
@@ -37,8 +45,11 @@ class Examples:
         Raises:
             ValueError: A dtype is wrong, or the lengths differ.
         """
-        if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise ValueError(f"want float32 inputs and int64 labels (N,), got {self.inputs.dtype}, {self.labels.dtype}")
+        if self.inputs.dtype != torch.float32 or (self.labels.dtype, self.labels.ndim) not in TARGETS:
+            raise ValueError(
+                "want float32 inputs, and labels int64 (N,), float32 (N, outputs) or int64 (N, height, width), got "
+                f"{self.inputs.dtype}, {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
         counts = {len(self.inputs), len(self.labels), len(self.labels if self.clients is None else self.clients)}
         if len(counts) > 1:
             raise ValueError(f"inputs, labels and clients differ in number: {sorted(counts)}")
@@ -50,26 +61,32 @@ class Examples:
     def of(cls, arrays: Arrays) -> Examples:
         """Wrap arrays without a copy."""
         inputs, labels = torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.labels)
-        return cls(inputs, labels, arrays.clients, classes=arrays.classes)
+        return cls(inputs, labels, arrays.clients, classes=arrays.classes, identities=arrays.identities)
 
     def with_augment(self, augment: Augment) -> Examples:
         """Return the same examples with an augmentation for training."""
         return replace(self, augment=augment)
 
     def without_labels(self) -> Examples:
-        """Return the same inputs without their classes."""
+        """Return the same inputs without their targets."""
         return replace(self, labels=torch.from_numpy(no_labels(len(self))), classes=())
 
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""
-        clients = None if self.clients is None else tuple(self.clients[i] for i in index.tolist())
-        return replace(self, inputs=self.inputs.index_select(0, index), labels=self.labels[index], clients=clients)
+        return replace(
+            self,
+            inputs=self.inputs.index_select(0, index),
+            labels=self.labels[index],
+            clients=None if self.clients is None else tuple(self.clients[i] for i in index.tolist()),
+            identities=None if self.identities is None else self.identities[index.numpy()],
+        )
 
 
 def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
     """Return the examples to train on and those to evaluate on.
 
-    A share above zero holds out at least one example and leaves at least one; a single example is not held out.
+    Examples with identities are held out by them, so there may be none. Of others, a share above zero holds out at
+    least one and leaves at least one; a single example is not held out.
 
     Args:
         share: Of the examples to hold out, in [0, 1).
@@ -80,6 +97,10 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
     """
     if not 0 <= share < 1:
         raise ValueError(f"share must be in [0, 1), not {share}")
+    if examples.identities is not None:
+        index = held_out_index(examples.identities, len(examples), share, seed)
+        others = np.delete(np.arange(len(examples)), index)
+        return examples.subset(torch.from_numpy(others)), examples.subset(torch.from_numpy(index))
     count = count_held_out(len(examples), share)
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
     if not count:
@@ -99,7 +120,7 @@ def batches(
         merges_single: Whether a last batch of one example joins the previous batch, see `Assignment.merges_single`.
 
     Yields:
-        Inputs of shape (B, ...) and labels of shape (B,).
+        Inputs of shape (B, ...) and labels of shape (B,), (B, outputs) or (B, height, width).
 
     Raises:
         ValueError: The batch size is below 1; raised at the first batch.

@@ -11,7 +11,8 @@ from typing import IO
 
 import msgspec
 
-from shared.data.sources.csv_lines import find_columns, read_lines, split_paths
+from shared.data.sources.columns import find_columns
+from shared.data.sources.csv_lines import read_lines, split_paths
 from shared.data.sources.npz_names import DAMAGE, read_array_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -50,14 +51,17 @@ def _read_stored_inputs(spec: Data) -> Inputs:
             return _read_idx_inputs(spec)
         case "npz":
             return _read_npz_inputs(spec)
+        case _:
+            return Inputs()
 
 
 def _read_table_inputs(spec: Data) -> Inputs:
     path, _ = split_paths(spec)
     _, header = next(iter(read_lines(path, spec)), (0, []))
     names = tuple(header[at] for at in find_columns(header, path, spec).features)
+    shape = (len(names), spec.window.length) if spec.window else (len(names),)
     fits = len(names) <= MAX_FEATURES and sum(map(len, names)) <= MAX_FEATURE_CHARS
-    return Inputs(scale=1.0, shape=(len(names),), features=names if fits else ())
+    return Inputs(scale=1.0, shape=shape, features=names if fits else ())
 
 
 def _read_idx_inputs(spec: Data) -> Inputs:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import Arrays
+from shared.data.sources.arrays import Arrays, Labels
 from shared.data.spec import Client, Dirichlet, Drawn, Even, Partition, Shards
 from shared.errors import ConfigError
 
@@ -44,6 +44,11 @@ def split(examples: Arrays, partition: Partition) -> Shares:
         ConfigError: The partition does not fit the examples.
     """
     labels = examples.labels
+    if isinstance(partition, Dirichlet | Shards) and (labels.ndim > 1 or labels.dtype != np.int64):
+        raise ConfigError(
+            f"partition {partition.__struct_config__.tag}: deals examples by class, but their targets are "
+            f"{labels.dtype} of shape {labels.shape[1:]}; use even or client"
+        )
     match partition:
         case Dirichlet(alpha=alpha, parts=parts, seed=seed, min_examples=least):
             return split_dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
@@ -140,7 +145,7 @@ def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed:
     return [_sort_index(np.concatenate([runs[number] for number in row])) for row in drawn]
 
 
-def split_evenly(labels: Index, *, parts: int, seed: int) -> list[Index]:
+def split_evenly(labels: Labels, *, parts: int, seed: int) -> list[Index]:
     """Deal shuffled examples into parts whose sizes differ by one at most: the IID case.
 
     Args:

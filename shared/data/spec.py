@@ -6,13 +6,34 @@ Parsed without torch, numpy or access to the disk.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from shared.data.formats import Mel, Window
 from shared.data.name_text import describe_invisible, normalise_name
-from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES
+from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES, Scalar
+
+TABLES = ("csv",)
+"""Sources with named columns."""
+SOURCE_NAMES = ("digits", "idx", "npz", "folder", *TABLES)
+"""Built-in sources; others are `module:function`."""
+CUSTOM = "module:function"
+KEY_SOURCES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("skip_columns", "feature_columns", "target_columns", "time_column", "time_format"), TABLES),
+    **dict.fromkeys(("drop_missing", "window"), TABLES),
+    **dict.fromkeys(("separator", "decimal"), ("csv",)),
+    "table": ("sqlite",),
+    **dict.fromkeys(("masks", "size"), ("folder",)),
+    "mel": ("audio",),
+    "targets": ("npz", CUSTOM),
+    "options": (CUSTOM,),
+}
+"""Sources that read each optional key."""
+MAX_SIDE = 1 << 14
+"""Largest side of a resized picture, in pixels."""
+TargetKind: TypeAlias = Literal["class", "values", "mask"]
 
 
 def _require_part(parts: int, index: int, seed: int) -> None:
@@ -145,7 +166,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Source of a process's examples, and the selection that it takes.
 
     Attributes:
-        source: Format of the files; `device_agent/README.md` describes what each source expects.
+        source: Format of the files: `digits`, `idx`, `npz`, `folder`, `audio`, `csv`, `parquet`, `sqlite`, or
+            `module:function` of your own; `device_agent/README.md` describes what each source expects.
         path: File or folder to read; relative to the folder of data sets, of an agent to the working directory. Not
             needed by `digits`.
         split: The half of the data set that its authors set aside for training or for testing.
@@ -167,14 +189,35 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             order or numbers; then devices whose names differ are refused.
         channels: Of pictures: 1 for grey, 3 for colour; absent for grey where all pictures of a device are. Grey ones
             become colour with three equal channels. Set it where devices of one run have grey and coloured pictures.
-        label_column: Name of the CSV column that holds the class.
-        skip_columns: Names of CSV columns to leave out, such as a time or an index; "" for one without a name.
+        label_column: Name of the table column that holds the class.
+        skip_columns: Names of table columns to leave out, such as an index; "" for one without a name.
         separator: Character between the cells of a CSV file; absent for a comma. Numbers have a decimal point.
-        client_column: Producer of each example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
-            beside MNIST's (`idx`). Empty where examples have no producer.
+        client_column: Producer of each example: table column, npz array, or `writer` or `series` of QMNIST's label
+            files beside MNIST's (`idx`). Empty where examples have no producer.
+        targets: What npz arrays and your own function give beside the inputs, where it is not a class: `values` for
+            numbers of shape (N,) or (N, outputs), `mask` for a class of each pixel.
+        target_columns: Table columns with the numbers to predict, in place of a class.
+        feature_columns: Table columns with the inputs, in this order; absent for all that have no other use.
+        time_column: Table column with the time of each row: ISO 8601 or seconds. Rows of one producer must be in order.
+        time_format: Format of `time_column` in the notation of Python's `strptime`; absent for ISO 8601 or seconds.
+        drop_missing: Cells that stand for a missing number, such as `""`, `NA` or `-200`: rows with one in a feature or
+            target are left out. Absent: such rows are an error.
+        decimal: `,` where numbers of a CSV file have a decimal comma.
+        table: Table or view of an SQLite file; absent where it has only one.
+        window: Windows of consecutive rows, each of which is one example; absent for one row each.
+        masks: Folder beside the pictures, or below `path`, with a mask for each picture: a picture of the same name
+            whose pixel values are the classes.
+        size: Height and width to which pictures are resized; absent for pictures of one size.
+        mel: Features of sound files; absent for 40 bands of one second at 16 kHz.
+        options: Arguments of your own function.
+        growing: Whether files grow during a run: they are read again before each task where they have changed, a last
+            line that is being written is left for the next task, and examples are held out by hash.
+        recent: At most this many examples, the newest ones: the last of a table or array, or the files changed last.
+        holdout_by: `hash`: whether an example is held out follows from its name, time or content alone, so that further
+            examples never move it into training. Absent: a fixed random draw, or `hash` where files grow.
     """
 
-    source: Literal["digits", "idx", "npz", "folder", "csv"]
+    source: str
     path: str = ""
     split: Literal["train", "test"] = "train"
     partition: Partition | None = None
@@ -193,6 +236,44 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     skip_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     separator: str | msgspec.UnsetType = msgspec.UNSET
     client_column: str = ""
+    targets: Literal["values", "mask"] | msgspec.UnsetType = msgspec.UNSET
+    target_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    feature_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    time_column: str | msgspec.UnsetType = msgspec.UNSET
+    time_format: str | msgspec.UnsetType = msgspec.UNSET
+    drop_missing: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    decimal: Literal[",", "."] | msgspec.UnsetType = msgspec.UNSET
+    table: str | msgspec.UnsetType = msgspec.UNSET
+    window: Window | msgspec.UnsetType = msgspec.UNSET
+    masks: str | msgspec.UnsetType = msgspec.UNSET
+    size: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    mel: Mel | msgspec.UnsetType = msgspec.UNSET
+    options: dict[str, Scalar] | msgspec.UnsetType = msgspec.UNSET
+    growing: bool | msgspec.UnsetType = msgspec.UNSET
+    recent: int | msgspec.UnsetType = msgspec.UNSET
+    holdout_by: Literal["hash"] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_custom(self) -> bool:
+        """True if the source is a function of the user."""
+        return ":" in self.source
+
+    @property
+    def is_held_out_by_hash(self) -> bool:
+        """True if an example's identity decides whether it is held out."""
+        return self.holdout_by == "hash" or bool(self.growing)
+
+    @property
+    def target_kind(self) -> TargetKind:
+        """Kind of the targets: a class of each example, numbers, or a class of each pixel."""
+        if self.target_columns:
+            return "values"
+        return "mask" if self.masks else self.targets or "class"
+
+    @property
+    def has_classes(self) -> bool:
+        """True if the examples have labels, and a label is one class."""
+        return self.is_labelled and self.target_kind == "class"
 
     @property
     def is_labelled(self) -> bool:
@@ -213,33 +294,77 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and keys that the source would ignore."""
-        if not 0 <= self.holdout < 1:
-            raise ValueError(f"holdout must be in [0, 1), not {self.holdout}")
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be in [0, 1), not {self.validation}")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
+        for key in ("holdout", "validation"):
+            if not 0 <= (share := getattr(self, key)) < 1:
+                raise ValueError(f"{key} must be in [0, 1), not {share}")
+        for key in ("limit", "recent"):
+            if (most := getattr(self, key)) is not None and most is not msgspec.UNSET and most < 1:
+                raise ValueError(f"{key} must be >= 1, not {most}; leave it out for all examples")
         if not all(map(math.isfinite, self.mean)) or not all(0 < deviation < math.inf for deviation in self.std):
             raise ValueError("mean must be finite, std above zero and finite")
         if self.classes is not msgspec.UNSET:
             msgspec.structs.force_setattr(self, "classes", tuple(map(normalise_name, self.classes)))
             require_class_names(self.classes)
+        self._require_source()
         self._require_labels()
-        if self.source != "digits" and not self.path:
-            raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
-        if self.client_column and self.source in ("digits", "folder"):
-            raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")
-        self._require_csv()
+        self._require_targets()
+        self._require_columns()
 
-    def _require_csv(self) -> None:
-        """Refuse invalid CSV keys, and CSV keys of another source."""
-        for key in ("skip_columns", "separator"):
-            if self.source != "csv" and getattr(self, key) is not msgspec.UNSET:
+    def _require_source(self) -> None:
+        """Refuse an unknown source, and keys that it would ignore."""
+        if self.source not in SOURCE_NAMES and not self.is_custom:
+            raise ValueError(f"source must be {', '.join(SOURCE_NAMES)} or {CUSTOM}, not {self.source[:60]!r}")
+        source = CUSTOM if self.is_custom else self.source
+        for key, sources in KEY_SOURCES.items():
+            if source not in sources and getattr(self, key) is not msgspec.UNSET:
                 raise ValueError(f"{key} means nothing to source {self.source!r}; remove it")
+        if self.source != "digits" and not self.is_custom and not self.path:
+            raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
+        if self.client_column and self.source in ("digits", "folder", "audio"):
+            raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")
+        if self.size is not msgspec.UNSET and not all(1 <= side <= MAX_SIDE for side in self.size):
+            raise ValueError(f"size must be height and width, 1 to {MAX_SIDE} each, not {list(self.size)}")
+
+    def _require_columns(self) -> None:
+        """Refuse column keys that contradict each other."""
         if self.separator is not msgspec.UNSET and (len(self.separator) != 1 or self.separator in '\r\n"\0'):
             raise ValueError(f'separator must be one character such as ";" or "\\t", not {self.separator!r}')
-        if named := {self.label_column, self.client_column} & set(self.skip_columns or ()) - {""}:
-            raise ValueError(f"skip_columns leaves out {min(named)!r}, which label_column or client_column names")
+        if self.decimal == "," == (self.separator or ","):
+            raise ValueError('decimal is a comma, as the separator is; set separator, such as ";"')
+        used = {self.client_column, self.time_column or "", *(self.target_columns or ())}
+        used |= set() if self.target_columns else {self.label_column}
+        if named := used & set(self.skip_columns or ()) - {""}:
+            raise ValueError(f"skip_columns leaves out {min(named)!r}, which another key names")
+        for key in ("target_columns", "feature_columns", "drop_missing"):
+            names = getattr(self, key)
+            if names is not msgspec.UNSET and (not names or len(set(names)) < len(names)):
+                raise ValueError(f"{key} must be names, each once; or remove it")
+        if self.time_format and not self.time_column:
+            raise ValueError("time_format needs time_column; name the column")
+        self._require_window()
+
+    def _require_window(self) -> None:
+        """Refuse windows whose times are unknown, and targets among the features that would give them away."""
+        window, targets = self.window, set(self.target_columns or ())
+        if window and window.max_gap_s is not msgspec.UNSET and not self.time_column:
+            raise ValueError("window.max_gap_s needs time_column; name the column")
+        if window and window.horizon and not targets and self.is_labelled:
+            raise ValueError("window.horizon predicts the numbers of target_columns; name them, or set horizon to 0")
+        if not (window and window.horizon) and (known := targets & set(self.feature_columns or ())):
+            raise ValueError(f"feature_columns has the target {min(known)!r}; only a window with a horizon may know it")
+
+    def _require_targets(self) -> None:
+        """Refuse keys that need a class of each example where targets are something else."""
+        kind = self.target_kind
+        if kind == "class":
+            return
+        reason = f"targets are {'numbers' if kind == 'values' else 'masks'}, not classes"
+        is_dealt_by_class = isinstance(self.partition, Dirichlet | Shards)
+        if is_dealt_by_class:
+            raise ValueError(f"partition deals examples by class, but {reason}; use even or client")
+        for key in ("drawn", "without", *(("classes",) if kind == "values" else ())):
+            if getattr(self, key) is not msgspec.UNSET:
+                raise ValueError(f"{key} needs classes, but {reason}; remove it")
 
     def _require_labels(self) -> None:
         """Refuse keys that need labels where none is read."""

@@ -8,15 +8,17 @@ import numpy as np
 from shared.data.classes import format_class_names
 from shared.data.name_text import show_name
 from shared.data.partition import take_share
-from shared.data.sources.arrays import Arrays, ReadPart, count_held_out, count_training
+from shared.data.sources.arrays import Arrays, Labels, ReadPart, count_sides
 from shared.data.sources.read import read_part
-from shared.data.spec import Data
+from shared.data.spec import TABLES, Data
 from shared.runtime.memory import MIB, available_bytes
 
 MOST_VALUES, MOST_CELLS = 1 << 26, 1 << 22
-"""Limit of input values to read; lower for CSV files, whose cells take longer."""
+"""Limit of input values to read; lower for tables, whose cells take longer."""
 SHARE_OF_MEMORY = 16
-MOST_CLASSES = 12
+MOST_CLASSES, MOST_TARGETS = 12, 4
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Quantiles of targets that are shown."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +39,10 @@ def summarise(spec: Data) -> Summary:
     Raises:
         ConfigError: It cannot be trained on; the message is the one that a task would fail with.
     """
-    most = min(MOST_CELLS if spec.source == "csv" else MOST_VALUES, max(1, available_bytes() // SHARE_OF_MEMORY))
+    is_table = spec.source in TABLES
+    most = min(MOST_CELLS if is_table else MOST_VALUES, max(1, available_bytes() // SHARE_OF_MEMORY))
     part = read_part(spec, most)
-    is_whole = len(part.arrays) == len(part.labels) and not (spec.source == "csv" and part.arrays.inputs.size >= most)
+    is_whole = len(part.arrays) == len(part.labels) and not (is_table and part.arrays.inputs.size >= most)
     arrays, labels, extent = part.arrays, part.labels, ""
     if is_whole and spec.partition is not None:
         extent = f" (this device's share of {len(part.labels)})"
@@ -49,44 +52,62 @@ def summarise(spec: Data) -> Summary:
     if not is_whole:
         amount = f"the first {len(arrays)} examples" if spec.source != "folder" else f"{len(arrays)} of them"
         extent = f"; read were {amount}, {arrays.inputs.nbytes / MIB:.0f} MiB"
-    count = f"more than {len(labels)}" if not is_whole and spec.source == "csv" else str(len(labels))
+    count = f"more than {len(labels)}" if not is_whole and is_table else str(len(labels))
     return Summary(finding=f"{count} examples{extent}{_describe(spec, arrays, labels, part)}", notes=tuple(notes))
 
 
-def _describe(spec: Data, arrays: Arrays, labels: np.ndarray[tuple[int], np.dtype[np.int64]], part: ReadPart) -> str:
+def _describe(spec: Data, arrays: Arrays, labels: Labels, part: ReadPart) -> str:
     shape = "x".join(map(str, arrays.inputs.shape[1:]))
     low, high = float(arrays.inputs.min()), float(arrays.inputs.max())
     values = f"; shape {shape}, values {low:.4g} to {high:.4g}"
     if not spec.is_labelled:
         return f" without labels{values}"
-    held_out = count_held_out(len(labels), spec.holdout)
-    usage = f"; {count_training(len(labels), spec)} to train on, {held_out} held out" if held_out else ""
-    return f" of {_count_classes(labels, spec.classes or part.arrays.classes)}{values}{usage}"
+    held_out, training = count_sides(len(labels), arrays.identities, spec)
+    usage = f"; {training} to train on, {held_out} held out" if held_out else ""
+    return f" {_describe_targets(labels, spec.classes or part.arrays.classes)}{values}{usage}"
 
 
-def _count_classes(labels: np.ndarray[tuple[int], np.dtype[np.int64]], names: tuple[str, ...]) -> str:
+def _describe_targets(labels: Labels, names: tuple[str, ...]) -> str:
+    if labels.dtype == np.float32:
+        columns = [
+            " ".join(f"{value:.4g}" for value in np.quantile(column, QUANTILES)) for column in labels.T[:MOST_TARGETS]
+        ]
+        more = f" and {labels.shape[1] - MOST_TARGETS} more" if labels.shape[1] > MOST_TARGETS else ""
+        noun = "target" if labels.shape[1] == 1 else "targets"
+        return f"of {labels.shape[1]} {noun} (minimum, quartiles, maximum: {'; '.join(columns)}{more})"
     numbers, counts = np.unique(labels, return_counts=True)
+    is_mask = labels.ndim > 1
+    shares = [f"{count / labels.size:.1%}" if is_mask else str(count) for count in counts.tolist()]
     class_counts = [
-        f"{show_name(names[number]) if number < len(names) else number}: {count}"
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+        f"{show_name(names[number]) if number < len(names) else number}: {share}"
+        for number, share in zip(numbers.tolist(), shares, strict=True)
     ]
     more = f" and {len(class_counts) - MOST_CLASSES} classes more" if len(class_counts) > MOST_CLASSES else ""
     noun = "class" if len(class_counts) == 1 else "classes"
-    return f"{len(class_counts)} {noun} ({', '.join(class_counts[:MOST_CLASSES])}{more})"
+    return f"of {len(class_counts)} {noun}{' of pixels' * is_mask} ({', '.join(class_counts[:MOST_CLASSES])}{more})"
 
 
-def _find_warnings(
-    spec: Data, labels: np.ndarray[tuple[int], np.dtype[np.int64]], arrays: Arrays, *, is_whole: bool
-) -> list[str]:
+def _find_warnings(spec: Data, labels: Labels, arrays: Arrays, *, is_whole: bool) -> list[str]:
     """List likely mistakes in data that can be trained on."""
     warnings = []
-    if spec.is_labelled and is_whole and len(np.unique(labels)) == 1:
-        warnings.append("all examples are of one class; nothing can be learnt from them alone")
-    present = set(labels.tolist())
-    names = spec.classes or arrays.classes or tuple(map(str, range(int(labels.max()) + 1)))
-    absent = [name for number, name in enumerate(names) if number not in present]
-    if spec.is_labelled and is_whole and absent:
-        warnings.append(f"no example is of {format_class_names(absent)}; if other devices have them, all is well")
     if arrays.inputs.min() == arrays.inputs.max():
         warnings.append("all values are the same; look at the files")
+    if not spec.is_labelled or not is_whole:
+        return warnings
+    if spec.target_kind == "values":
+        constant = np.flatnonzero(labels.min(axis=0) == labels.max(axis=0))
+        problem = "is the same in all examples; look at the files"
+        return [*(f"target {_name_target(spec, number)} {problem}" for number in constant.tolist()), *warnings]
+    present = set(np.unique(labels).tolist())
+    if len(present) == 1:
+        warnings.insert(0, "all examples are of one class; nothing can be learnt from them alone")
+    names = spec.classes or arrays.classes or tuple(map(str, range(int(labels.max()) + 1)))
+    absent = [name for number, name in enumerate(names) if number not in present]
+    if absent:
+        warnings.append(f"no example is of {format_class_names(absent)}; if other devices have them, all is well")
     return warnings
+
+
+def _name_target(spec: Data, number: int) -> str:
+    columns = spec.target_columns or ()
+    return repr(columns[number % len(columns)]) if columns else f"number {number}"

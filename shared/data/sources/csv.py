@@ -1,8 +1,11 @@
-"""CSV tables with a header row, one example per line.
+"""CSV tables with a header row, one example or time step per line.
 
 The path is one file, or a folder with `train.csv` and `test.csv`. Classes that are integers from 0 keep their numbers,
 so that devices which lack a class still agree. Other classes are numbered in the order of their names, those of both
 files where there are two, unless `classes` names them all. A label with a leading zero is a name: "01" is not 1.
+
+Plain files are parsed by numpy in blocks. A file with quotes or a fault is read again line by line, which names the
+fault.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shared.data.classes import number_labels, order_names
-from shared.data.name_text import normalise_name
-from shared.data.sources.arrays import Arrays, ReadPart, as_inputs, no_labels
-from shared.data.sources.csv_lines import find_columns, read_labels, read_lines, require_text, split_paths
+from shared.data.sources.arrays import Arrays, ReadPart
+from shared.data.sources.columns import Columns, find_columns
+from shared.data.sources.csv_lines import MAX_ROW_CHARS, read_labels, read_lines, require_text, split_paths
+from shared.data.sources.table import Table, make_examples
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -26,11 +32,15 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 """Python's float would accept more: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
-"""Features between two checks of the available memory."""
+"""Numbers between two checks of the available memory."""
+BLOCK_CHARS = 1 << 21
+"""Characters that numpy parses at once."""
+TEXT_BYTES = 64
+"""Memory of a short text."""
 
 
 def read(spec: Data) -> Arrays:
-    """Read one split: inputs of shape (N, features), labels of shape (N,), and the clients if a column names them.
+    """Read one split: inputs of shape (N, features) or windows, labels, and the clients if a column names them.
 
     Raises:
         ConfigError: A file is missing, or a line or column is not as expected; the message names both.
@@ -45,52 +55,192 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
         ConfigError: A file is missing, or a line or column is not as expected.
     """
     path, sibling = split_paths(spec)
-    columns, features, labels, clients = _read_table(path, spec, most)
-    inputs = as_inputs(np.frombuffer(features, dtype=np.float32).reshape(-1, columns))
-    people = tuple(clients) if spec.client_column else None
-    if not spec.reads_labels:
-        return ReadPart(Arrays.from_inputs(inputs, people), no_labels(len(inputs)))
-    labels = list(map(normalise_name, labels))
-    all_labels = set(labels) if sibling is None or spec.classes else {*labels, *read_labels(sibling, spec)}
-    number = number_labels(all_labels, spec, path, f"column {spec.label_column!r}")
-    numbers = np.array([number[label] for label in labels], dtype=np.int64)
-    return ReadPart(Arrays(inputs, numbers, people, classes=order_names(number)), numbers)
+    table = _read_plain(path, spec, most) if path.is_file() else None
+    table = _read_rows(path, spec, most) if table is None else table
+    if not len(table):
+        raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
+    reads_both = sibling is not None and spec.reads_labels and not spec.target_columns and not spec.classes
+    return make_examples(table, spec, path, read_labels(sibling, spec) if sibling and reads_both else ())
 
 
-def _read_table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float], list[str], list[str]]:
-    """Read the number of features per line, all features as one row, the labels if they are read, and the clients."""
-    features, labels, clients = array("f"), list[str](), list[str]()
-    lines = read_lines(path, spec)
+@dataclass(frozen=True)
+class _Plain:
+    """Layout of a file without quotes.
+
+    Attributes:
+        width: Cells of each line.
+    """
+
+    path: Path
+    spec: Data
+    columns: Columns
+    width: int
+
+    @property
+    def separator(self) -> str:
+        return self.spec.separator or ","
+
+
+@dataclass
+class _Block:
+    """Parsed lines: numbers of shape (R, features + targets), texts by column, line numbers."""
+
+    numbers: list[NDArray[np.float32]] = field(default_factory=list)
+    texts: list[list[str]] = field(default_factory=list)
+    lines: list[NDArray[np.int64]] = field(default_factory=list)
+
+
+def _read_plain(path: Path, spec: Data, most: int | None) -> Table | None:
+    """Parse a file in blocks; None where a line is not plain or invalid, and so must be named."""
+    line, header = next(read_lines(path, spec))
+    try:
+        return _read_blocks(_Plain(path, spec, find_columns(header, path, spec), len(header)), line, most)
+    except (ValueError, OSError):
+        return None
+
+
+def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> Table:
+    """Parse a plain file by numpy.
+
+    Raises:
+        ValueError: A line is not plain or invalid, or the file is not UTF-8.
+        OSError: The file cannot be read.
+    """
+    done, columns = _Block(texts=[[] for _ in plain.columns.texts]), plain.columns
+    number, count, width = header_line, 0, max(1, len(columns.features))
+    for text in _split_blocks(plain.path, header_line, drops_unfinished=bool(plain.spec.growing)):
+        lines = text.split("\n")
+        places = np.flatnonzero(np.fromiter(map(bool, lines), dtype=np.bool_, count=len(lines)))
+        numbers = number + 1 + places
+        number += text.count("\n")
+        lines = list(filter(None, lines))
+        if lines and plain.spec.drop_missing:
+            complete = [not _lacks_number(line, plain) for line in lines]
+            lines = [line for line, is_complete in zip(lines, complete, strict=True) if is_complete]
+            numbers = numbers[np.array(complete)]
+        if not lines:
+            continue
+        _parse_block(lines, text, plain, done)
+        done.lines.append(numbers)
+        count += len(lines)
+        require_room(4 * count * len(columns.numbers) * 2 + TEXT_BYTES * count * len(columns.texts), plain.path)
+        if most is not None and count * width >= most:
+            break
+    return _join(done, columns, None if most is None else -(-most // width))
+
+
+def _split_blocks(path: Path, skipped: int, *, drops_unfinished: bool) -> Iterator[str]:
+    """Yield whole lines of a file after the first `skipped` ones."""
+    with path.open(encoding="utf-8-sig") as file:
+        for _ in range(skipped):
+            file.readline(MAX_ROW_CHARS)
+        while text := file.read(BLOCK_CHARS):
+            text += file.readline(MAX_ROW_CHARS)
+            if drops_unfinished and text[-1] != "\n":
+                text = text[: text.rfind("\n") + 1]
+            if '"' in text or "\0" in text:
+                raise ValueError("not plain")
+            yield text
+
+
+def _parse_block(lines: list[str], text: str, plain: _Plain, done: _Block) -> None:
+    columns, separator, used = plain.columns, plain.separator, plain.columns.numbers
+    is_even = text.count(separator) == len(lines) * (plain.width - 1) and max(used) == plain.width - 1
+    if not is_even and any(line.count(separator) != plain.width - 1 for line in lines):
+        raise ValueError("rows differ in their number of cells")
+    for at, column in zip(columns.texts, done.texts, strict=True):
+        cells = [cell.strip() for cell in _pick_cells(lines, at, plain)]
+        if not all(cells):
+            raise ValueError("an empty cell")
+        column.extend(cells)
+    if plain.spec.decimal == ",":
+        lines = [line.replace(",", ".") for line in lines]
+    numbers = np.loadtxt(
+        lines, delimiter=separator, comments=None, usecols=used, ndmin=2, dtype=np.float64, max_rows=len(lines)
+    )
+    if len(numbers) != len(lines) or not (np.abs(numbers) <= FLOAT32_MAX).all():
+        raise ValueError("not a finite number")
+    done.numbers.append(numbers.astype(np.float32))
+
+
+def _pick_cells(lines: list[str], at: int, plain: _Plain) -> list[str]:
+    """Return one cell of each line, split from the nearer end."""
+    separator, after = plain.separator, plain.width - 1 - at
+    if after < at:
+        return [line.rsplit(separator, after + 1)[-after - 1] for line in lines]
+    return [line.split(separator, at + 1)[at] for line in lines]
+
+
+def _lacks_number(line: str, plain: _Plain) -> bool:
+    """Check whether a cell of a feature or target stands for a missing number."""
+    missing, separator = plain.spec.drop_missing or (), plain.separator
+    if not any(cell in line for cell in missing if cell) and "" not in missing:
+        return False
+    cells = line.split(separator)
+    if len(cells) != plain.width:
+        raise ValueError("rows differ in their number of cells")
+    return any(cells[at].strip() in missing for at in plain.columns.numbers)
+
+
+def _join(block: _Block, columns: Columns, most: int | None) -> Table:
+    shape = (0, len(columns.numbers))
+    numbers = np.concatenate([np.empty(shape, dtype=np.float32), *block.numbers])[:most]
+    texts: dict[int | None, list[str]] = dict(
+        zip(columns.texts, (column[:most] for column in block.texts), strict=True)
+    )
+    labels, clients, times = (texts.get(at, []) for at in (columns.label, columns.client, columns.time))
+    return Table(
+        np.ascontiguousarray(numbers[:, : len(columns.features)]),
+        np.ascontiguousarray(numbers[:, len(columns.features) :]),
+        labels,
+        clients,
+        times,
+        np.concatenate([np.empty(0, dtype=np.int64), *block.lines])[:most],
+    )
+
+
+def _read_rows(path: Path, spec: Data, most: int | None) -> Table:
+    """Read a file line by line.
+
+    Raises:
+        ConfigError: A line or cell is not as expected; the message names both.
+    """
+    lines, missing, checked = read_lines(path, spec), spec.drop_missing or (), 0
     _, header = next(lines)
     columns = find_columns(header, path, spec)
-    texts = [(columns.client, clients)] if columns.client is not None else []
-    if columns.label is not None and spec.reads_labels:
-        texts.append((columns.label, labels))
-    checked = 0
+    numbers, texts, places = array("f"), [list[str]() for _ in columns.texts], array("q")
     for line, cells in lines:
-        if most is not None and features and len(features) >= most:
+        if most is not None and len(places) * len(columns.features) >= most:
             break
-        if len(features) >= checked:
-            require_room(2 * features.itemsize * len(features), path)  # as long again for the inputs made of them
-            checked = len(features) + CHECKED_EVERY
-        features.extend([_parse_number(cells[at], path, line, header[at]) for at in columns.features])
-        for at, column in texts:
+        if len(numbers) >= checked:
+            require_room(2 * numbers.itemsize * len(numbers), path)  # as long again for the inputs made of them
+            checked = len(numbers) + CHECKED_EVERY
+        if missing and any(cells[at] in missing for at in columns.numbers):
+            continue
+        numbers.extend([_parse_number(cells[at], path, line, header[at], spec) for at in columns.numbers])
+        places.append(line)
+        for at, column in zip(columns.texts, texts, strict=True):
             column.append(require_text(cells[at], path, line, header[at]))
-    if not features:
-        raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
-    return len(columns.features), features, labels, clients
+    values = np.frombuffer(numbers, dtype=np.float32).reshape(-1, len(columns.numbers))
+    return _join(_Block([values], texts, [np.frombuffer(places, dtype=np.int64)]), columns, None)
 
 
-def _parse_number(cell: str, path: Path, line: int, column: str) -> float:
+def _parse_number(cell: str, path: Path, line: int, column: str, spec: Data) -> float:
+    text = cell.replace(",", ".") if spec.decimal == "," else cell
     try:
-        value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
         value = math.nan
     if abs(value) <= FLOAT32_MAX:  # false for NaN
         return value
+    what = "target column" if column in (spec.target_columns or ()) else "column"
     remedy = "correct it, or leave the column out by skip_columns"
+    if what == "target column":
+        remedy = "correct it or target_columns; a class goes to label_column"
     if not cell:
-        raise ConfigError(f"{path}: line {line}, column {column!r}: empty; fill it in or remove the line")
+        raise ConfigError(
+            f'{path}: line {line}, {what} {column!r}: empty; fill it in, remove the line, or set drop_missing = [""]'
+        )
     if "," in cell and _NUMBER.fullmatch(cell.replace(",", ".", 1)):
-        remedy = "write decimals with a point"
-    raise ConfigError(f"{path}: line {line}, column {column!r}: {cell!r} is not a finite number; {remedy}")
+        remedy = 'write decimals with a point, or set decimal = ","'
+    raise ConfigError(f"{path}: line {line}, {what} {column!r}: {cell!r} is not a finite number; {remedy}")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shared.data.classes import number_labels, order_names
 from shared.data.name_text import normalise_name
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, Labels, ReadPart, as_inputs, no_labels
 from shared.data.sources.npz_names import find_label_arrays, read_array_names
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -49,7 +49,8 @@ def read(spec: Data) -> Arrays:
 
     Bytes are pictures, (N, height, width) or (N, height, width, channels), returned as (N, channels, height, width) in
     [0, 1]. Other numbers keep their values. Windows have shape (N, channels, window), their clients are the subjects.
-    Labels are numbers from 0, or strings, numbered as in a CSV file.
+    Labels are numbers from 0, or strings, numbered as in a CSV file; with `targets` they are numbers of shape
+    (N, outputs), or masks of shape (N, height, width).
 
     Raises:
         ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
@@ -213,12 +214,24 @@ def _read_array(
     return np.frombuffer(data, dtype=header.dtype).reshape(shape)
 
 
-def _read_labels(file: _File, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _read_targets(file: _File, name: str) -> Labels:
+    """Read targets that are not classes: numbers of shape (N, outputs), or masks."""
+    if file.spec.target_kind == "mask":
+        return _read_array(file, name, INTEGERS, dimensions=3).astype(np.int64)
+    values = _read_array(file, name, NUMBERS)
+    if values.ndim > 2:  # noqa: PLR2004 - (N, outputs)
+        raise ConfigError(f"{file.path}: {name} has shape {values.shape}; save targets of shape (N, outputs)")
+    return values.reshape(len(values), -1).astype(np.float32)
+
+
+def _read_labels(file: _File, name: str) -> tuple[Labels, tuple[str, ...]]:
     """Read the labels as numbers, and the class names where they are strings."""
+    if file.spec.target_kind != "class":
+        return _read_targets(file, name), ()
     header = _check_header(file, name, LABELS)
     if header.size != header.shape[0]:
         problem = f"{name} has shape {header.shape}; save one class number for each example"
-        raise ConfigError(f"{file.path}: {problem}, of one-hot rows {name}.argmax(axis=1)")
+        raise ConfigError(f"{file.path}: {problem}, of one-hot rows {name}.argmax(axis=1), or set targets")
     labels = _read_array(file, name, LABELS).reshape(-1)
     if labels.dtype.kind in INTEGERS:
         return labels.astype(np.int64), ()

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.data.classes import require_number
+from shared.data.identity import hash_contents
 from shared.data.partition import draw_balanced, exclude_indices, take_share
 from shared.data.sources import csv, digits, folder, idx, npz
 from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
@@ -79,6 +81,10 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
         raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
     examples = _set_channels(part.arrays, spec, place)
     _require_sound(examples, spec, place)
+    if spec.is_held_out_by_hash and examples.identities is None:
+        examples = replace(examples, identities=hash_contents(examples.inputs))
+    if spec.recent and len(examples) > spec.recent:
+        examples = examples.subset(np.arange(len(examples) - spec.recent, len(examples)))
     if spec.augment != "none" and examples.inputs.ndim != PICTURE_DIMENSIONS:
         shape = "x".join(map(str, examples.inputs.shape[1:]))
         raise ConfigError(f"{place}: augment {spec.augment!r} needs pictures, but inputs have shape {shape}; remove it")
@@ -119,11 +125,19 @@ def _standardise(examples: Arrays, spec: Data, place: str) -> None:
 def _require_sound(examples: Arrays, spec: Data, place: str) -> None:
     if not len(examples) or not examples.inputs.size:
         raise ConfigError(f"{place}: holds no examples; correct path")
-    if spec.reads_labels and (lowest := int(examples.labels.min())) < 0:
-        raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
-    if spec.classes and spec.reads_labels:
-        require_number(int(examples.labels.max()), spec.classes, Path(place))
-    inputs = examples.inputs
-    if not np.isfinite([inputs.min(), inputs.max()]).all():  # catches NaN and infinity without isfinite's copy
-        row = next(row for row, values in enumerate(inputs) if not np.isfinite(values).all())
-        raise ConfigError(f"{place}: example {row} (from 0) holds NaN or infinity; remove or replace such values")
+    labels = examples.labels
+    if spec.reads_labels and labels.dtype == np.float32:
+        _require_finite(labels, "among its targets", place)
+    elif spec.reads_labels:
+        if (lowest := int(labels.min())) < 0:
+            raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
+        if spec.classes:
+            require_number(int(labels.max()), spec.classes, Path(place))
+    _require_finite(examples.inputs, "", place)
+
+
+def _require_finite(values: NDArray[np.float32], where: str, place: str) -> None:
+    if not np.isfinite([values.min(), values.max()]).all():  # catches NaN and infinity without isfinite's copy
+        row = next(row for row, numbers in enumerate(values) if not np.isfinite(numbers).all())
+        what = f"NaN or infinity {where}".strip()
+        raise ConfigError(f"{place}: example {row} (from 0) holds {what}; remove or replace such values")

@@ -151,3 +151,32 @@ def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
     path = tmp_path / "table.csv"
     path.write_text("a,label\n1,x\n", encoding="utf-16")
     assert names_all(refused(source="csv", path=str(path)), path, "UTF-8")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("block", [1, 7, 40, 1 << 20])
+def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
+    """Also where a block ends within a line, or a blank line is between two; quotes are read line by line."""
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_CHARS", block)
+    rows = [f"{at},w{at % 3},{at * 7 % 13 / 8},{at % 2}{end * (1 + (at % 5 == 0))}" for at in range(50)]
+    keys = {"source": "csv", "path": str(path), "client_column": "who"}
+    path.write_text(f"a,who,b,label{end}{''.join(rows)}", newline="")
+    plain = load(Data(**keys))
+    path.write_text(f'a,"who",b,label{end}"0"{"".join(rows)[1:]}', newline="")
+    quoted = load(Data(**keys))
+    assert (plain.inputs.tolist(), plain.labels.tolist()) == (quoted.inputs.tolist(), quoted.labels.tolist())
+    assert plain.clients == quoted.clients
+    assert len(plain) == 50
+
+
+def test_a_fault_is_found_in_the_line_that_it_is_in(path, refused, monkeypatch):
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_CHARS", 16)
+    path.write_text("a,label\n" + "1,2\n" * 20 + "\n\nx,2\n" + "1,2\n" * 20)
+    assert names_all(refused(source="csv", path=str(path)), path, "line 24", "'a'", "'x'")
+
+
+def test_a_line_that_is_being_written_is_left_for_later(path):
+    path.write_text("a,label\n1,0\n2,1\n3,")
+    for name in ("a", '"a"'):
+        path.write_text(f"{name},label\n1,0\n2,1\n3,")
+        assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.replay.devices.behaviour import batches as steps_by_size
 from shared.data.examples import Examples, batches, split_holdout
-from shared.data.sources.arrays import Arrays, as_inputs, count_training, select_held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, as_inputs, count_sides, select_held_out, shuffled_order
 from shared.data.spec import Data
 from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper, count_steps
 
@@ -70,7 +70,8 @@ def test_how_many_are_trained_on_is_told_without_the_examples(holdout, validatio
     """Whoever estimates work counts as the split does: holdout first, validation of the rest."""
     for count in (0, 1, 2, 3, 10, 37):
         train, _ = split_holdout(split_holdout(numbered(count), holdout, 0)[0], validation, 1)
-        assert count_training(count, Data(source="digits", holdout=holdout, validation=validation)) == len(train)
+        data = Data(source="digits", holdout=holdout, validation=validation)
+        assert count_sides(count, None, data)[1] == len(train)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])

@@ -1,0 +1,72 @@
+"""Parse the time column of a table: ISO 8601, seconds since 1970, or a format of the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.data.spec import Data
+from shared.errors import ConfigError
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?")
+MICROSECONDS = 1e6
+
+
+def parse_times(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path: Path) -> NDArray[np.float64]:
+    """Return seconds since 1970, float64 of shape (R,); times without a zone count as UTC.
+
+    Args:
+        lines: Number of each row in the file, for the error.
+
+    Raises:
+        ConfigError: A time cannot be parsed; the message names its line.
+    """
+    if not texts:
+        return np.empty(0)
+    if spec.time_format:
+        return _parse_each(texts, lines, spec, path)
+    try:
+        if _NUMBER.fullmatch(texts[0]):
+            return _require_finite(np.array(texts, dtype=np.float64))
+        if all(map(_ISO.fullmatch, texts)):
+            return np.array(texts, dtype="datetime64[us]").astype(np.int64) / MICROSECONDS
+    except ValueError:
+        pass
+    return _parse_each(texts, lines, spec, path)
+
+
+def _require_finite(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    if not np.isfinite(seconds).all():
+        raise ValueError("not finite")
+    return seconds
+
+
+def _parse_each(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path: Path) -> NDArray[np.float64]:
+    seconds = np.empty(len(texts))
+    for row, text in enumerate(texts):
+        try:
+            seconds[row] = _parse(text, spec.time_format or "")
+        except (ValueError, OverflowError) as error:
+            expected = f"of the format {spec.time_format!r}" if spec.time_format else "ISO 8601 or a number of seconds"
+            remedy = "correct it or time_format" if spec.time_format else "correct it, or set time_format"
+            raise ConfigError(
+                f"{path}: line {lines[row]}, column {spec.time_column!r}: {text[:40]!r} is not a time, {expected}; "
+                f"{remedy}"
+            ) from error
+    return seconds
+
+
+def _parse(text: str, time_format: str) -> float:
+    if time_format:
+        time = datetime.strptime(text, time_format)  # noqa: DTZ007 - the zone is set below
+    elif _NUMBER.fullmatch(text):
+        return float(_require_finite(np.float64(text).reshape(1))[0])
+    else:
+        time = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
