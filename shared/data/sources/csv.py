@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shared.data.sources.arrays import Arrays, ReadPart
 from shared.data.sources.columns import Columns, find_columns
 from shared.data.sources.csv_lines import MAX_ROW_CHARS, read_labels, read_lines, require_text, split_paths
-from shared.data.sources.table import Table, make_examples
+from shared.data.sources.table import TableRows, make_examples
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -90,7 +90,7 @@ class _Block:
     lines: list[NDArray[np.int64]] = field(default_factory=list)
 
 
-def _read_plain(path: Path, spec: Data, most: int | None) -> Table | None:
+def _read_plain(path: Path, spec: Data, most: int | None) -> TableRows | None:
     """Parse a file in blocks; None where a line is not plain or invalid, and so must be named."""
     line, header = next(read_lines(path, spec))
     try:
@@ -99,7 +99,7 @@ def _read_plain(path: Path, spec: Data, most: int | None) -> Table | None:
         return None
 
 
-def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> Table:
+def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows:
     """Parse a plain file by numpy.
 
     Raises:
@@ -182,14 +182,14 @@ def _lacks_number(line: str, plain: _Plain) -> bool:
     return any(cells[at].strip() in missing for at in plain.columns.numbers)
 
 
-def _join(block: _Block, columns: Columns, most: int | None) -> Table:
+def _join(block: _Block, columns: Columns, most: int | None) -> TableRows:
     shape = (0, len(columns.numbers))
     numbers = np.concatenate([np.empty(shape, dtype=np.float32), *block.numbers])[:most]
     texts: dict[int | None, list[str]] = dict(
         zip(columns.texts, (column[:most] for column in block.texts), strict=True)
     )
     labels, clients, times = (texts.get(at, []) for at in (columns.label, columns.client, columns.time))
-    return Table(
+    return TableRows(
         np.ascontiguousarray(numbers[:, : len(columns.features)]),
         np.ascontiguousarray(numbers[:, len(columns.features) :]),
         labels,
@@ -199,7 +199,7 @@ def _join(block: _Block, columns: Columns, most: int | None) -> Table:
     )
 
 
-def _read_rows(path: Path, spec: Data, most: int | None) -> Table:
+def _read_rows(path: Path, spec: Data, most: int | None) -> TableRows:
     """Read a file line by line.
 
     Raises:

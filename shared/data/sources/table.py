@@ -1,6 +1,6 @@
 """Examples from the rows of a table: class numbers, target columns, windows by time.
 
-CSV, Parquet and SQLite readers fill a `Table`; from there on all tables are treated alike.
+CSV, Parquet and SQLite readers fill a `TableRows`; from there on all tables are treated alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shared.data.classes import number_labels, order_names
 from shared.data.identity import hash_texts
 from shared.data.name_text import normalise_name
 from shared.data.sources.arrays import Arrays, Labels, ReadPart, no_labels
-from shared.data.sources.time_windows import Windows, cut_windows, require_order
+from shared.data.sources.time_windows import TimeWindows, cut_windows, require_order
 from shared.data.sources.timestamps import parse_times
 from shared.data.spec import Data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class TableRows:
     """Rows of a table in the order of the file.
 
     Attributes:
@@ -47,7 +47,7 @@ class Table:
         return len(self.features)
 
 
-def make_examples(table: Table, spec: Data, path: Path, other_labels: Iterable[str] = ()) -> ReadPart:
+def make_examples(table: TableRows, spec: Data, path: Path, other_labels: Iterable[str] = ()) -> ReadPart:
     """Make examples of a table's rows, or of windows of them.
 
     Args:
@@ -67,7 +67,9 @@ def make_examples(table: Table, spec: Data, path: Path, other_labels: Iterable[s
     return ReadPart(arrays, labels, table.notes)
 
 
-def _read_labels(table: Table, spec: Data, path: Path, other_labels: Iterable[str]) -> tuple[Labels, tuple[str, ...]]:
+def _read_labels(
+    table: TableRows, spec: Data, path: Path, other_labels: Iterable[str]
+) -> tuple[Labels, tuple[str, ...]]:
     if not spec.reads_labels:
         return no_labels(len(table)), ()
     if spec.target_columns:
@@ -78,14 +80,14 @@ def _read_labels(table: Table, spec: Data, path: Path, other_labels: Iterable[st
     return np.array([numbers[label] for label in table.labels], dtype=np.int64), order_names(number)
 
 
-def _identify_rows(table: Table, seconds: NDArray[np.float64] | None, spec: Data) -> NDArray[np.uint64] | None:
+def _identify_rows(table: TableRows, seconds: NDArray[np.float64] | None, spec: Data) -> NDArray[np.uint64] | None:
     if not spec.is_held_out_by_hash or seconds is None:
         return None  # then the content identifies a row
     clients = table.clients or [""] * len(table)
     return hash_texts(f"{client}/{second!r}" for client, second in zip(clients, seconds.tolist(), strict=True))
 
 
-def _make_windows(table: Table, labels: Labels, classes: tuple[str, ...], windows: Windows) -> ReadPart:
+def _make_windows(table: TableRows, labels: Labels, classes: tuple[str, ...], windows: TimeWindows) -> ReadPart:
     inputs = windows.inputs(table.features)
     targets = windows.targets(labels) if labels.ndim > 1 else labels[windows.last]
     clients = tuple(table.clients[row] for row in windows.last.tolist()) if table.clients else None

@@ -23,7 +23,7 @@ USUAL_INTERVALS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Windows:
+class TimeWindows:
     """Windows of a table's rows.
 
     Attributes:
@@ -86,7 +86,7 @@ def require_order(
 
 def cut_windows(
     clients: Sequence[str], seconds: NDArray[np.float64] | None, count: int, spec: Data, path: Path
-) -> Windows:
+) -> TimeWindows:
     """Cut windows from a table of `count` rows.
 
     Args:
@@ -119,7 +119,7 @@ def cut_windows(
     within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     starts = np.repeat(begins, numbers) + within * spec.window.stride
     notes = (f"{gaps} gaps in the time column: no window spans one",) if gaps else ()
-    windows = Windows(spec.window, order, starts, path, notes=notes)
+    windows = TimeWindows(spec.window, order, starts, path, notes=notes)
     return _identify(windows, clients, seconds, spec) if spec.is_held_out_by_hash else windows
 
 
@@ -132,7 +132,9 @@ def _sort_by_client(clients: Sequence[str], count: int) -> tuple[NDArray[np.int6
     return np.argsort(codes, kind="stable"), codes
 
 
-def _identify(windows: Windows, clients: Sequence[str], seconds: NDArray[np.float64] | None, spec: Data) -> Windows:
+def _identify(
+    windows: TimeWindows, clients: Sequence[str], seconds: NDArray[np.float64] | None, spec: Data
+) -> TimeWindows:
     """Give each window the identity of its block, and leave out windows whose rows are on different sides.
 
     Without times a block is that many rows of one producer.
@@ -151,4 +153,4 @@ def _identify(windows: Windows, clients: Sequence[str], seconds: NDArray[np.floa
         inside = before[windows.starts + span] - before[windows.starts]
         is_whole &= (inside == 0) | (inside == span)
     starts = windows.starts[is_whole]
-    return Windows(window, order, starts, windows.path, rows[starts + window.length - 1], windows.notes)
+    return TimeWindows(window, order, starts, windows.path, rows[starts + window.length - 1], windows.notes)
