@@ -57,7 +57,7 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     path, sibling = split_paths(spec)
     table = _read_plain(path, spec, most) if path.is_file() else None
     table = _read_rows(path, spec, most) if table is None else table
-    if not len(table):
+    if not len(table.features):
         raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
     reads_both = sibling is not None and spec.reads_labels and not spec.target_columns and not spec.classes
     return make_examples(table, spec, path, read_labels(sibling, spec) if sibling and reads_both else ())

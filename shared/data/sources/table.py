@@ -43,9 +43,6 @@ class TableRows:
     lines: NDArray[np.int64]
     notes: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.features)
-
 
 def make_examples(table: TableRows, spec: Data, path: Path, other_labels: Iterable[str] = ()) -> ReadPart:
     """Make examples of a table's rows, or of windows of them.
@@ -61,7 +58,9 @@ def make_examples(table: TableRows, spec: Data, path: Path, other_labels: Iterab
         require_order(seconds, table.clients, table.lines, spec, path)
     labels, classes = _read_labels(table, spec, path, other_labels)
     if spec.window:
-        return _make_windows(table, labels, classes, cut_windows(table.clients, seconds, len(table), spec, path))
+        return _make_windows(
+            table, labels, classes, cut_windows(table.clients, seconds, len(table.features), spec, path)
+        )
     clients = tuple(table.clients) if spec.client_column else None
     arrays = Arrays(table.features, labels, clients, classes, _identify_rows(table, seconds, spec))
     return ReadPart(arrays, labels, table.notes)
@@ -71,7 +70,7 @@ def _read_labels(
     table: TableRows, spec: Data, path: Path, other_labels: Iterable[str]
 ) -> tuple[Labels, tuple[str, ...]]:
     if not spec.reads_labels:
-        return no_labels(len(table)), ()
+        return no_labels(len(table.features)), ()
     if spec.target_columns:
         return table.targets, ()
     names = {label: normalise_name(label) for label in set(table.labels)}
@@ -83,7 +82,7 @@ def _read_labels(
 def _identify_rows(table: TableRows, seconds: NDArray[np.float64] | None, spec: Data) -> NDArray[np.uint64] | None:
     if not spec.is_held_out_by_hash or seconds is None:
         return None  # then the content identifies a row
-    clients = table.clients or [""] * len(table)
+    clients = table.clients or [""] * len(table.features)
     return hash_texts(f"{client}/{second!r}" for client, second in zip(clients, seconds.tolist(), strict=True))
 
 
