@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from device_agent.agent.job_settings import JobSettings
 from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import Download
@@ -61,11 +62,10 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         download=_make_download(config, folder, transport, meter, worker, clock),
         delivery=_make_delivery(reporter, outbox, meter, seed),
         splitting=_make_split_sessions(config, transport, clock, seed),
-        data=config.examples,
-        states=folder / "state",
-        frame_bytes=config.link.frame_bytes,
+        settings=JobSettings(
+            config.examples, folder / "state", config.link.frame_bytes, board.measuring if board else None
+        ),
         reporter=reporter,
-        measuring=board.measuring if board else None,
     )
 
 

@@ -15,15 +15,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from device_agent.exchange import state_files as states
+from device_agent.agent.job_settings import JobSettings
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
 from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
-from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.trainer.interface import Job, Trainer
-from shared.data.spec import Data
 from shared.errors import SessionLost, TaskFailed, TrainerDied, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
@@ -83,12 +81,8 @@ class Agent:
     download: Download
     delivery: Delivery
     splitting: SplitSessions
-    data: Data
-    states: Path
-    frame_bytes: int
+    settings: JobSettings
     reporter: Reporter
-    measuring: MeasurementSettings | None = None
-    keeps_own: bool = False
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
     phase: Phase = "idle"
     _task_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -223,18 +217,8 @@ class Agent:
         fetched = self.clock()
         self._follow("fetched")
         cost = Cost(download_s=fetched - started, bytes_down=received + also, idle_w=idle_w)
-        job = Job(
-            task=task,
-            params=str(params),
-            state=str(states.state_before(self.states, task.run, task.round)),
-            draft="",
-            data=self.data,
-            frame_bytes=self.frame_bytes,
-            cost=self.reporter.add_energy(cost, "download_joules", started, fetched),
-            measuring=self.measuring,
-            graph=str(graph or ""),
-            keeps_own=self.keeps_own,
-        )
+        cost = self.reporter.add_energy(cost, "download_joules", started, fetched)
+        job = self.settings.make_job(task, params, graph, cost)
         self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
 

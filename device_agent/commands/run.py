@@ -263,7 +263,7 @@ async def _run_agent(
         agent.reporter.instance, agent.reporter.published = session.instance, events.reported
         agent.busy = partial(mark_busy, folder)
         if serving and serving.own:
-            agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
+            agent.settings.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # an earlier agent's trainer may have left a model
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
         upgrades = _compose_upgrades(config, folder, transport, session.instance)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_offers import ReleaseOffers
-from device_agent.inference.candidate import Gates, Serving, SwapContext
+from device_agent.inference.candidate import Gates, SwapContext
 from device_agent.inference.messages import Figures
 from device_agent.inference.release_folder import ReleaseFiles
+from device_agent.inference.served_model import Serving
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
@@ -54,9 +55,9 @@ class BoardFiles:
 
     def _read_stored(self, name: str, number: int) -> ReleaseFiles:
         manifest = self.store.manifest(name, number)
-        if missing := self.store.missing(manifest):
+        if missing := self.store.parts.missing(manifest):
             raise CorruptFile(f"{manifest.reference}: {', '.join(sorted(missing))} missing on this board")
-        parts = {part_name: self.store.path(part.sha256) for part_name, part in manifest.parts.items()}
+        parts = {part_name: self.store.parts.path(part.sha256) for part_name, part in manifest.parts.items()}
         return ReleaseFiles(name, number, write_manifest(manifest), parts)
 
     def select_served(self) -> dict[str, ReleaseFiles]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
-from device_agent.exchange.release_parts import PartStore, find_lacking, unpack_bundle
+from device_agent.exchange.release_parts import ReleaseStore, find_lacking, unpack_bundle
 from shared.errors import CorruptFile, WireError
 from shared.protocol.inference.bundle import Lacking, build_lacks, bundle_pieces
 from shared.protocol.inference.release import ReleaseManifest
@@ -26,7 +26,7 @@ class BundleDownload:
     """Fetches bundles of missing parts and unpacks them; one at a time."""
 
     download: Download
-    store: PartStore
+    store: ReleaseStore
     request: BundleRequest
     _request_again: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -19,7 +19,7 @@ import msgspec
 from device_agent.exchange.bundle_download import BundleDownload
 from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
-from device_agent.exchange.release_parts import PartStore, runtime_refusal
+from device_agent.exchange.release_parts import ReleaseStore, runtime_refusal
 from device_agent.exchange.resend import announce
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
@@ -59,7 +59,7 @@ class ReleaseOffers:
     """
 
     download: Download
-    store: PartStore
+    store: ReleaseStore
     swap: Swap | None = None
     runtime: str = ""
     instance: str = ""

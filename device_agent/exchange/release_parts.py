@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from device_agent.inference.part_store import PartStore
 from shared.errors import ConfigError, CorruptFile, WireError
 from shared.protocol.inference.bundle import (
     HEADER,
@@ -23,7 +24,7 @@ from shared.protocol.inference.bundle import (
     tensor_bytes,
     tensor_places,
 )
-from shared.protocol.inference.release import ReleaseManifest, ReleasePart
+from shared.protocol.inference.release import ReleaseManifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.durable import explain_disk_errors
 
@@ -38,8 +39,12 @@ NEWEST_FORMATS: Mapping[tuple[int, int], tuple[int, int]] = {
 """Newest opset and IR version that each ONNX Runtime reads; for others, loading the model decides."""
 
 
-class PartStore(Protocol):
-    """Store of release parts on a board."""
+class ReleaseStore(Protocol):
+    """Store of releases and their parts on a board."""
+
+    @property
+    def parts(self) -> PartStore:
+        """Parts of all releases."""
 
     def names(self) -> list[str]:
         """Return the model names with a record."""
@@ -53,12 +58,6 @@ class PartStore(Protocol):
     def manifest(self, name: str, version: int) -> ReleaseManifest:
         """Return the manifest of a version."""
 
-    def missing(self, manifest: ReleaseManifest) -> dict[str, ReleasePart]:
-        """Return the parts of a release that are not stored."""
-
-    def path(self, digest: str) -> Path:
-        """Return the path of a part, which need not exist."""
-
     def keep_ahead(self, manifest: bytes) -> None:
         """Retain the parts of a release to be offered."""
 
@@ -71,9 +70,6 @@ class PartStore(Protocol):
     def tidy(self) -> None:
         """Delete unreferenced parts."""
 
-    def adopt(self, digest: str, path: Path) -> None:
-        """Move a file into the store as a part, if it has that digest."""
-
 
 class _ByteRange(NamedTuple):
     """Range of bytes in a file."""
@@ -83,28 +79,28 @@ class _ByteRange(NamedTuple):
     size: int
 
 
-def find_lacking(store: PartStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
+def find_lacking(store: ReleaseStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
     """Return the parts and tensors of a release that the board lacks.
 
     Args:
         as_one_file: Fetch the parameter file as a whole, since the local tensors turned out damaged.
     """
-    missing = {part.sha256 for part in store.missing(manifest).values()}
+    missing = {part.sha256 for part in store.parts.missing(manifest).values()}
     present = {part.sha256 for part in manifest.parts.values()} - missing
     tensors = {} if as_one_file or manifest.parameters.sha256 in present else _find_local_tensors(store, manifest)
     return compute_lacking(manifest, present, tensors.keys())
 
 
-def _find_local_tensors(store: PartStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
+def _find_local_tensors(store: ReleaseStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
     """Return the ranges of a release's tensors in files of other releases, by digest."""
     digests, ranges = {tensor.sha256 for tensor in manifest.tensors}, dict[str, _ByteRange]()
     for other in _local_releases(store):
         if other.parameters.sha256 == manifest.parameters.sha256 or digests <= ranges.keys():
             continue
         alike = [tensor for tensor in other.tensors if tensor.sha256 in digests]
-        if not alike or other.parameters.sha256 in {part.sha256 for part in store.missing(other).values()}:
+        if not alike or other.parameters.sha256 in {part.sha256 for part in store.parts.missing(other).values()}:
             continue
-        path = store.path(other.parameters.sha256)
+        path = store.parts.path(other.parameters.sha256)
         with suppress(OSError, WireError):  # unreadable tensors are fetched
             begin = header_bytes(other)
             with path.open("rb") as file:
@@ -114,14 +110,14 @@ def _find_local_tensors(store: PartStore, manifest: ReleaseManifest) -> dict[str
     return ranges
 
 
-def _local_releases(store: PartStore) -> Iterator[ReleaseManifest]:
+def _local_releases(store: ReleaseStore) -> Iterator[ReleaseManifest]:
     for name in store.names():
         for version in reversed(store.versions(name)):
             with suppress(ConfigError, CorruptFile):
                 yield store.manifest(name, version)
 
 
-def unpack_bundle(store: PartStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
+def unpack_bundle(store: ReleaseStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
     """Move a received bundle's parts into the store and delete the bundle. Not for the event loop.
 
     Args:
@@ -146,7 +142,7 @@ def unpack_bundle(store: PartStore, manifest: ReleaseManifest, lacking: Lacking,
 
 
 def _parameter_ranges(
-    store: PartStore, manifest: ReleaseManifest, received: dict[str, _ByteRange]
+    store: ReleaseStore, manifest: ReleaseManifest, received: dict[str, _ByteRange]
 ) -> Sequence[_ByteRange]:
     """Return the byte ranges of a parameter file, in file order."""
     header = received[HEADER]
@@ -162,14 +158,14 @@ def _parameter_ranges(
         raise CorruptFile(f"{manifest.reference}: tensor {error} is neither on the board nor in the bundle") from error
 
 
-def _assemble_part(store: PartStore, digest: str, places: Sequence[_ByteRange], bundle: Path) -> None:
+def _assemble_part(store: ReleaseStore, digest: str, places: Sequence[_ByteRange], bundle: Path) -> None:
     """Write a part from its byte ranges and add it to the store."""
     partial = bundle.with_name(f"{bundle.name}.part")
     try:
         with explain_disk_errors(partial), partial.open("wb") as out:
             for place in places:
                 _copy(place, out.fileno())
-        store.adopt(digest, partial)
+        store.parts.adopt(digest, partial)
     finally:
         partial.unlink(missing_ok=True)
 

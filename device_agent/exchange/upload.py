@@ -63,6 +63,26 @@ class CompletedUpload:
 
 
 @dataclass
+class DeferringInbox:
+    """The server's messages, of which some may be deferred while a frame waits for the rate."""
+
+    inbox: Inbox = field(default_factory=Inbox)
+    _deferred: deque[Arrival] = field(default_factory=lambda: deque(maxlen=MAX_DEFERRED))
+
+    async def take(self) -> Arrival:
+        """Return the next message, deferred ones first."""
+        return self._deferred.popleft() if self._deferred else await self.receive()
+
+    async def receive(self) -> Arrival:
+        """Return the next message that was not deferred."""
+        return await anext(self.inbox)
+
+    def defer(self, arrival: Arrival) -> None:
+        """Set a message aside for `take`."""
+        self._deferred.append(arrival)
+
+
+@dataclass
 class Delivery:
     """Offer each update, send the requested frames, remove the update when it is acknowledged.
 
@@ -92,8 +112,7 @@ class Delivery:
     bucket: TokenBucket | None = field(default_factory=TokenBucket)
     _uploads: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
-    _inbox: Inbox = field(default_factory=Inbox)
-    _deferred: deque[Arrival] = field(default_factory=lambda: deque(maxlen=MAX_DEFERRED))
+    _arrivals: DeferringInbox = field(default_factory=DeferringInbox)
 
     def allow(self, assignment: Assignment) -> None:
         """Apply the upload rate of a task's assignment, if it names one."""
@@ -103,7 +122,8 @@ class Delivery:
     async def run(self) -> None:
         """Deliver until cancelled; `wake` reports a new entry or that the server may be back."""
         patterns = topic(self.site, self.device, "ack"), topic(self.site, SERVER, "status")
-        async with self.transport.subscribe(*patterns) as self._inbox, background(self._announce(self._inbox)):
+        async with self.transport.subscribe(*patterns) as inbox, background(self._announce(inbox)):
+            self._arrivals.inbox = inbox
             while True:
                 entries = self.outbox.entries()
                 for entry in entries:
@@ -132,7 +152,7 @@ class Delivery:
             patience = self._patience_s * self.jitter.uniform(0.75, 1.25) if entries else None
             try:
                 async with backports.timeout(patience):
-                    arrival = self._deferred.popleft() if self._deferred else await anext(self._inbox)
+                    arrival = await self._arrivals.take()
             except TimeoutError:
                 self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
                 return
@@ -210,12 +230,12 @@ class Delivery:
 
     async def _receive_while_paced(self, entries: dict[tuple[str, int], Entry]) -> None:
         """Handle acknowledgements at once; defer every other message."""
-        arrival = await anext(self._inbox)
+        arrival = await self._arrivals.receive()
         with suppress(WireError):
             if arrival is not WAKE_SIGNAL and isinstance(message := wire.decode(arrival[1]), Ack):
                 self._handle_ack(message, entries)
                 return
-        self._deferred.append(arrival)
+        self._arrivals.defer(arrival)
 
     def _settle(self, entry: Entry, ack: Ack) -> None:
         if ack.verdict == "refused":

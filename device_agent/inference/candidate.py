@@ -9,66 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from device_agent.inference.messages import Figures
-from device_agent.inference.soak import judge_trial
+from device_agent.inference.served_model import ServedModel, Serving
 from device_agent.inference.store import BoardStore
-from shared.errors import ConfigError, CorruptFile, ServingDied, ServingRefused
+from device_agent.inference.trial import LOOK_S, Trial
+from shared.errors import ConfigError, CorruptFile
 from shared.protocol.update import PENDING, Event, UpdateRecord, advance, count_start
-from shared.runtime import backports
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import Worker, in_thread, run_uninterrupted
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
-"""Interval between two checks of a trial's figures."""
 RETRY_S = 30.0
 """Pause before a step is repeated after a disk error."""
-MAX_TRIES = 3
-"""Times that a request is sent to an inference process that keeps dying."""
 MOST_STARTS = 3
 """Agent starts after which the candidate is blamed for the crashes."""
-
-
-class Serving(Protocol):
-    """Interface to the inference process.
-
-    A restarted process serves again what its predecessor did. Requests wait until a process is ready.
-    """
-
-    @property
-    def starts(self) -> int:
-        """Number of process starts since the agent started."""
-
-    async def load(self, name: str, version: int) -> None:
-        """Load a version beside the active one; loading it again is allowed.
-
-        Raises:
-            ServingRefused: It cannot be loaded; `ServingDied` if the process died meanwhile.
-        """
-
-    async def switch(self, name: str, version: int) -> None:
-        """Activate a loaded version; running requests finish on the old one.
-
-        Raises:
-            ServingRefused: It is not loaded.
-        """
-
-    async def unload(self, name: str, version: int) -> None:
-        """Unload a version (0: all inactive ones) after its running requests; ignore one that is not loaded."""
-
-    async def figures(self, name: str, version: int) -> Figures:
-        """Return a version's statistics since it was loaded.
-
-        Raises:
-            ServingRefused: It is not loaded.
-        """
 
 
 class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -130,11 +89,13 @@ class Candidate:
     name: str
     context: SwapContext
     record: UpdateRecord = field(init=False)
-    _before: Figures | None = None
-    _starts: int = 0
+    _model: ServedModel = field(init=False)
+    _trial: Trial = field(init=False)
     _failure: tuple[Event, str] | None = None
 
     def __post_init__(self) -> None:
+        self._model = ServedModel(self.name, self.context.serving)
+        self._trial = Trial(self._model, self.context.look_s)
         try:
             self.record = self.context.store.record(self.name)
         except (CorruptFile, ConfigError) as error:
@@ -216,7 +177,7 @@ class Candidate:
         await self.context.worker(self.context.store.tidy)
 
     async def _load_candidate(self) -> None:
-        if reason := await self._ask(self.context.serving.load, self.record.candidate):
+        if reason := await self._model.load(self.record.candidate):
             await run_uninterrupted(self._refuse(f"load: {reason}"))
         else:
             await run_uninterrupted(self.advance("staged"))
@@ -226,87 +187,25 @@ class Candidate:
 
     async def _switch_to_candidate(self) -> None:
         """Record the trial, then switch: a process restarted in between serves the candidate too."""
-        self._before, self._starts = await self._figures(self.record.committed), self.context.serving.starts
+        await self._trial.begin(self.record)
         await self.advance("switched")
-        if reason := await self.activate(self.record.candidate):
+        if reason := await self._model.activate(self.record.candidate):
             self._failure = "worse", f"switch: {reason}"
 
-    async def _figures(self, version: int) -> Figures:
-        """Return a version's statistics; zeros if it is not loaded."""
-        if version:
-            with suppress(ServingRefused):
-                return await self.context.serving.figures(self.name, version)
-        return Figures(self.name, version)
-
-    async def activate(self, version: int) -> str:
-        """Activate a version, loading it first if needed; return the reason of a failure, or ""."""
-        serving = self.context.serving
-        if not await self._ask(serving.switch, version):
-            return ""
-        return await self._ask(serving.load, version) or await self._ask(serving.switch, version)
-
-    async def _ask(self, what: Callable[[str, int], Awaitable[None]], version: int) -> str:
-        """Send a request to the process, again if the process dies; return the reason of a refusal, or ""."""
-        reason = ""
-        for _ in range(MAX_TRIES):
-            try:
-                await what(self.name, version)
-            except ServingDied as error:
-                reason = str(error)
-            except ServingRefused as error:
-                return str(error)
-            else:
-                return ""
-        return reason
-
-    async def unload(self, version: int) -> None:
-        """Unload a version; without a process there is nothing to do."""
-        with suppress(ServingRefused):
-            await self.context.serving.unload(self.name, version)
-
     async def _watch(self) -> None:
-        self._failure = self._failure or await self._soak()
+        if not self._failure and (reason := await self._trial.watch(self.record)):
+            self._failure = "worse", reason
         if self._failure:
             await run_uninterrupted(self.roll_back(*self._failure))
         else:
             await run_uninterrupted(self._commit())
 
-    async def _soak(self) -> tuple[Event, str] | None:
-        """Watch the trial; return the event and reason that end it, or None if the candidate may stay."""
-        if self._before is None:  # an earlier agent process began the trial
-            self._before = await self._figures(self.record.committed)
-            reason = await self.activate(self.record.candidate)
-            self._starts = self.context.serving.starts  # counted only now, since activation may start the process
-            if reason:
-                return "worse", f"switch: {reason}"
-        terms = self.record.terms
-        try:
-            async with backports.timeout(terms.deadline_s):
-                reason = await self._watch_figures(self._before)
-        except TimeoutError:
-            reason = f"deadline: its trial did not end within {terms.deadline_s:.0f} s"
-        except ServingRefused as error:
-            reason = f"crashes: {error}"
-        return ("worse", reason) if reason else None
-
-    async def _watch_figures(self, before: Figures) -> str:
-        """Compare figures until the soak period ends; return what is worse, or ""."""
-        record, serving, loop = self.record, self.context.serving, asyncio.get_running_loop()
-        ends = loop.time() + record.terms.soak_s
-        while True:
-            over = ends - loop.time() <= self.context.look_s
-            await asyncio.sleep(max(0.0, ends - loop.time()) if over else self.context.look_s)
-            now = await serving.figures(self.name, record.candidate)
-            reason = judge_trial(before, now, serving.starts - self._starts, record.terms)
-            if reason or over:
-                return reason
-
     async def _commit(self) -> None:
         old = self.record.committed
         await self.advance("passed")
-        self._before = None
+        self._trial.reset()
         if old != self.record.committed:
-            await self.unload(old)  # 0 if there was none: unloads the folder's version
+            await self._model.unload(old)  # 0 if there was none: unloads the folder's version
         await self.context.worker(self.context.store.tidy)
 
     async def roll_back(self, event: Event, reason: str) -> None:
@@ -324,12 +223,13 @@ class Candidate:
             await self.advance(event, reason)
         except OSError as error:
             refusal = error
-        if record.committed and (problem := await self.activate(record.committed)):
+        if record.committed and (problem := await self._model.activate(record.committed)):
             log.error("model %s: version %d cannot be activated again: %s", self.name, record.committed, problem)
         if refusal:
             raise refusal
-        self._before = self._failure = None
-        await self.unload(record.candidate)
+        self._failure = None
+        self._trial.reset()
+        await self._model.unload(record.candidate)
         await self.context.worker(self.context.store.tidy)
 
     async def return_to_previous(self) -> None:
@@ -343,9 +243,9 @@ class Candidate:
         if previous:
             await self.context.serving.load(self.name, previous)
         await self.advance("back", "taken back")
-        if previous and (problem := await self.activate(previous)):
+        if previous and (problem := await self._model.activate(previous)):
             log.error("model %s: version %d cannot be activated: %s", self.name, previous, problem)
-        await self.unload(committed)
+        await self._model.unload(committed)
 
     async def withdraw(self, reason: str) -> None:
         """Give up a candidate that was never active.
@@ -354,4 +254,4 @@ class Candidate:
             Unwritable: The disk refuses the write; nothing has changed.
         """
         await self.advance("superseded", reason)
-        await self.unload(self.record.candidate)
+        await self._model.unload(self.record.candidate)

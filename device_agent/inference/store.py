@@ -11,28 +11,25 @@ Only the agent writes here, from one or more threads; the serving and gate proce
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
 
+from device_agent.inference.part_store import PartStore, compute_digest, ensure_folder
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.inference.release import MAX_MANIFEST_BYTES, ReleaseManifest, ReleasePart, read_manifest
+from shared.protocol.inference.release import MAX_MANIFEST_BYTES, ReleaseManifest, read_manifest
 from shared.protocol.topics import is_name
 from shared.protocol.update import UpdateRecord, read_record, write_record
-from shared.runtime import backports
-from shared.runtime.durable import explain_disk_errors, replace_file, sync
+from shared.runtime.durable import replace_file
 
 log = logging.getLogger(__name__)
 
-FOLDER, PARTS, STATE, BEFORE, SUFFIX = "releases", ".parts", "state", "state.before", ".json"
+FOLDER, STATE, BEFORE, SUFFIX = "releases", "state", "state.before", ".json"
 AHEAD = ".ahead"
 RESERVE_BYTES = 32 << 20
 """Space left free beside releases: updates that wait for the server need it."""
-PRIVATE = 0o700
-READ_ONLY = 0o400
 MIB = 1 << 20
 
 
@@ -42,11 +39,14 @@ class BoardStore:
     Args:
         state_dir: Folder that survives reboots.
         reserve_bytes: Space to leave free on its disk.
+
+    Attributes:
+        parts: The parts of all releases.
     """
 
     def __init__(self, state_dir: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.folder, self._reserve = state_dir / FOLDER, reserve_bytes
-        self._parts = self.folder / PARTS
+        self.parts = PartStore(self.folder)
         self._turn = threading.Lock()
 
     def names(self) -> list[str]:
@@ -95,7 +95,7 @@ class BoardStore:
         Raises:
             Unwritable: The disk refuses the write; the previous record is intact.
         """
-        folder = self._ensure_folder(self.folder / record.name)
+        folder = ensure_folder(self.folder, self.folder / record.name)
         with self._turn:
             if manifest is not None:
                 replace_file(self._manifest(record.name, record.candidate), manifest)
@@ -103,23 +103,6 @@ class BoardStore:
                 if before := self._read(record.name):
                     replace_file(folder / BEFORE, write_record(before))
             replace_file(folder / STATE, write_record(record))
-
-    def _ensure_folder(self, folder: Path) -> Path:
-        """Create a private folder that survives a power cut.
-
-        Raises:
-            Unwritable: It cannot be created.
-        """
-        with explain_disk_errors(folder):
-            for path in (self.folder, folder):
-                if not path.is_dir():
-                    path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-                    sync(path.parent)
-        return folder
-
-    def path(self, digest: str) -> Path:
-        """Return the path of a part, which may not exist."""
-        return self._parts / digest
 
     def manifest(self, name: str, version: int) -> ReleaseManifest:
         """Return the manifest of a version.
@@ -148,25 +131,15 @@ class BoardStore:
     def _manifest(self, name: str, version: int) -> Path:
         return self.folder / name / f"{version}{SUFFIX}"
 
-    def missing(self, manifest: ReleaseManifest) -> dict[str, ReleasePart]:
-        """Return the parts of a release that are not stored, by name; stored parts are checked by size only."""
-        return {name: part for name, part in manifest.parts.items() if self._size(part.sha256) != part.size}
-
-    def _size(self, digest: str) -> int:
-        try:
-            return self.path(digest).stat().st_size
-        except FileNotFoundError:
-            return -1
-
     def require_room(self, manifest: ReleaseManifest) -> None:
         """Refuse a release that does not fit on the disk, before any of it is fetched.
 
         Raises:
             Unwritable: Too little space is free.
         """
-        sizes = {part.sha256: part.size for part in self.missing(manifest).values()}
+        sizes = {part.sha256: part.size for part in self.parts.missing(manifest).values()}
         needed = sum(sizes.values()) + self._reserve
-        free = shutil.disk_usage(self._ensure_folder(self.folder)).free
+        free = shutil.disk_usage(ensure_folder(self.folder, self.folder)).free
         if free < needed:
             raise Unwritable(
                 f"{self.folder}: release {manifest.reference} needs {needed / MIB:.1f} MiB free, "
@@ -179,7 +152,7 @@ class BoardStore:
         Raises:
             Unwritable: It does not fit on the disk.
         """
-        folder = self._ensure_folder(self.folder)
+        folder = ensure_folder(self.folder, self.folder)
         with self._turn:
             replace_file(folder / AHEAD, manifest)
         self.tidy()
@@ -199,46 +172,6 @@ class BoardStore:
     def forget_ahead(self) -> None:
         """Drop the reservation for a release to be offered."""
         (self.folder / AHEAD).unlink(missing_ok=True)
-
-    def adopt(self, digest: str, path: Path) -> None:
-        """Move a fetched file into the store. Hashes all of it, so do not call this on the event loop.
-
-        Args:
-            digest: Expected SHA-256 in hexadecimal.
-            path: File on the same disk.
-
-        Raises:
-            CorruptFile: The digest differs; the file stays.
-            Unwritable: The disk refuses the write.
-        """
-        if compute_digest(path) != digest:
-            raise CorruptFile(f"{path}: its digest is not {digest[:12]}…")
-        folder = self._ensure_folder(self._parts)
-        with explain_disk_errors(path):
-            path.chmod(READ_ONLY)
-            sync(path)
-            path.replace(self.path(digest))
-            sync(folder)
-
-    def add(self, digest: str, data: bytes) -> None:
-        """Store the bytes of a part.
-
-        Args:
-            digest: Expected SHA-256 in hexadecimal.
-
-        Raises:
-            CorruptFile: The digest differs.
-            Unwritable: The disk refuses the write.
-        """
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise CorruptFile(f"part {digest[:12]}…: {len(data)} bytes with another digest")
-        self._ensure_folder(self._parts)
-        replace_file(self.path(digest), data)
-        self.path(digest).chmod(READ_ONLY)
-
-    def drop(self, digest: str) -> None:
-        """Delete a damaged part so that it is fetched again."""
-        self.path(digest).unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Remove what no record refers to; nothing if a record or retained manifest is unreadable.
@@ -263,7 +196,7 @@ class BoardStore:
             log.warning("nothing is removed from %s: %s", self.folder, error)
             return
         with suppress(FileNotFoundError):
-            unwanted += [path for path in self._parts.iterdir() if path.name not in needed]
+            unwanted += [path for path in self.parts.folder.iterdir() if path.name not in needed]
         for path in unwanted:
             with suppress(OSError):  # a leftover file costs space only
                 path.unlink()
@@ -272,9 +205,3 @@ class BoardStore:
         """Return the versions of a model whose manifests are stored, sorted."""
         stems = (path.name.removesuffix(SUFFIX) for path in (self.folder / name).glob(f"*{SUFFIX}"))
         return sorted(int(version) for version in stems if version.isdecimal())
-
-
-def compute_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
-    with path.open("rb") as file:
-        return backports.file_digest(file, "sha256").hexdigest()

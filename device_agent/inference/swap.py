@@ -206,7 +206,7 @@ class _Owner:
         record, store = self._record, self._candidate.context.store
         if (record.phase, record.deployment) != ("offered", deployment):
             return
-        if missing := store.missing(store.manifest(record.name, record.candidate)):
+        if missing := store.parts.missing(store.manifest(record.name, record.candidate)):
             log.warning("model %s: parts still missing: %s", record.name, ", ".join(sorted(missing)))
             return
         await self._candidate.advance("fetched")

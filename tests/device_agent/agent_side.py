@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from device_agent.agent.job_settings import JobSettings
 from device_agent.agent.lifecycle import Agent
 from device_agent.exchange import outbox
 from device_agent.exchange import outbox as files
@@ -176,9 +177,7 @@ class Site:
             splitting=SplitSessions(
                 *(self.transport, SITE, DEVICE, clock), policy=Policy(8, 2.0, self.limit, frame_bytes=4096)
             ),
-            data=Data(source="digits"),
-            states=self.folder / "state",
-            frame_bytes=4096,
+            settings=JobSettings(Data(source="digits"), self.folder / "state", 4096),
             reporter=Reporter(
                 *(self.transport, SITE, DEVICE, clock, inline),
                 sense=lambda: Report(device=DEVICE, at=clock()),

@@ -12,9 +12,10 @@ from device_agent.commands.diagnosis import serving_checks as checks
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, Check
 from device_agent.config import AgentConfig, ServeConfig
 from device_agent.hardware.tools import LIVE_ROOT, run_module
+from device_agent.inference.part_store import compute_digest
 from device_agent.inference.release_folder import ReleaseFiles, read_folder, require_new
 from device_agent.inference.settings import choose_settings, runs_on_battery
-from device_agent.inference.store import BoardStore, compute_digest
+from device_agent.inference.store import BoardStore
 from device_agent.probes import memory, runtime
 from device_agent.profile.schema import Profile
 from device_agent.trainer.processor_share import choose_share
@@ -121,12 +122,12 @@ class ReleaseInventory:
         for version in sorted({record.serving, record.committed} - {0}):
             manifest = store.manifest(record.name, version)
             self._track_weight(manifest)
-            missing = store.missing(manifest)
+            missing = store.parts.missing(manifest)
             if missing:
                 self.damages.append(f"{manifest.reference}: {', '.join(sorted(missing))} missing on this board")
             for name in sorted(manifest.parts.keys() - missing.keys()):
                 digest = manifest.parts[name].sha256
-                if fault := _find_fault(store.path(digest), digest):
+                if fault := _find_fault(store.parts.path(digest), digest):
                     self.damages.append(f"{manifest.reference}: {name} {fault}")
 
     def _track_weight(self, manifest: ReleaseManifest) -> None:

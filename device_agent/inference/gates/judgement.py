@@ -28,10 +28,11 @@ from safetensors.numpy import load_file
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates.process import Entering, GateJob, OwnJob
+from device_agent.inference.part_store import compute_digest
 from device_agent.inference.release_folder import read_own_header
 from device_agent.inference.session import OpenModel, open_model
 from device_agent.inference.soak import compute_latency_limit
-from device_agent.inference.store import BoardStore, compute_digest
+from device_agent.inference.store import BoardStore
 from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
@@ -152,7 +153,7 @@ def _open_version(store: BoardStore, job: GateJob, version: int, *, full: bool =
     """Return a version ready to run: the lower half of a split network, unless `full` asks for the whole network."""
     with _explain_runtime(job):
         manifest = store.manifest(job.name, version)
-        parts = {name: store.path(part.sha256) for name, part in manifest.parts.items()}
+        parts = {name: store.parts.path(part.sha256) for name, part in manifest.parts.items()}
         is_half = job.settings.cut is not None and manifest.halves is not None and not full
         return open_model(write_manifest(manifest), parts, job.settings, is_half=is_half)
 
@@ -167,7 +168,7 @@ def _open_answering(store: BoardStore, job: GateJob, version: int) -> OpenModel 
         if job.settings.cut and manifest.halves and not job.settings.cut.whole:
             return None
         own_path = _find_own_model(job, manifest)
-        parts = {name: store.path(part.sha256) for name, part in manifest.parts.items()}
+        parts = {name: store.parts.path(part.sha256) for name, part in manifest.parts.items()}
         return open_model(write_manifest(manifest), parts, job.settings, own_path=own_path)
     except (ConfigError, CorruptFile, ServingRefused) as error:
         log.warning("%s/%d: its accuracy is not measured: %s", job.name, version, error)
@@ -218,7 +219,7 @@ def judge_signature(old: ReleaseManifest, new: ReleaseManifest) -> str:
 def _read_probes(store: BoardStore, model: OpenModel) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return a release's synthetic inputs and their expected outputs (features for a lower half)."""
     manifest = model.manifest
-    path = store.path(manifest.probes.sha256)
+    path = store.parts.path(manifest.probes.sha256)
     try:
         if compute_digest(path) != manifest.probes.sha256:
             raise GateFailed(f"digest: the probes of {manifest.reference} are damaged: {path}", lasting=False)

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.broadcast import RequestBudget
 from edge_server.rounds.split.device_session import DeviceSession
+from edge_server.rounds.split.gradient_queue import GradientQueue
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Message, Room, Want
+from shared.protocol.messages import Features, Gradient, Message, Room, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import Allowance, Policy, Receiver, push_credit
-from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -36,6 +35,7 @@ class StepPayloads:
     Attributes:
         sessions: Sessions of the round's devices.
         paces: Pace of each device's features; shared by all rounds.
+        queue: Frames of gradients to send.
     """
 
     site: str
@@ -46,10 +46,10 @@ class StepPayloads:
     sessions: Mapping[str, DeviceSession]
     _policy: Policy = field(init=False)
     _expected: dict[str, Allowance] = field(default_factory=dict)
-    _budgets: dict[str, tuple[bytes, RequestBudget]] = field(default_factory=dict)
-    _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
+    queue: GradientQueue = field(init=False)
 
     def __post_init__(self) -> None:
+        self.queue = GradientQueue(self.site, self.transport, self.clock)
         self._policy = self.link.policy(self.link.max_features_mb << 20)
 
     async def begin(self, session: DeviceSession, offer: Features) -> None:
@@ -162,7 +162,7 @@ class StepPayloads:
             return
         session.send(gradient)
         pieces = [] if session.pending else gradient.plan_push(offer.room, self.transport.max_payload_bytes)
-        if not self._may_send(session.device, gradient, pieces):
+        if not self.queue.may_send(session.device, gradient, pieces):
             pieces = []
         header = Gradient(
             run=offer.run,
@@ -176,15 +176,13 @@ class StepPayloads:
             room=self._room(session.device),
         )
         announcing = self.transport.publish(topic(self.site, session.device, "gradient"), wire.encode(header))
-        ended, _ = await asyncio.gather(announcing, self._push(session, pieces), return_exceptions=True)  # header first
+        ended, _ = await asyncio.gather(
+            announcing, self.queue.push(session, pieces), return_exceptions=True
+        )  # header first
         if isinstance(ended, Unreachable):
             log.debug("not announced, %s offers again: %s", session.device, ended)
         elif ended is not None:
             raise ended
-
-    async def _push(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
-        """Queue frames behind the header, without waiting for the broker to acknowledge it."""
-        self._queue(session, pieces)
 
     def answer_want(self, session: DeviceSession, want: Want) -> None:
         """Queue requested pieces: at most a window at once, none twice, within the byte budget.
@@ -195,35 +193,5 @@ class StepPayloads:
         gradient = session.gradient
         if gradient and gradient.transfer.digest == want.digest:
             pieces = gradient.pieces(want, self.transport.max_payload_bytes)
-            if self._may_send(session.device, gradient, pieces):
-                self._queue(session, pieces)
-
-    def _may_send(self, device: str, gradient: Sender, pieces: Sequence[tuple[int, int]]) -> bool:
-        """Charge requested pieces to the device's budget; return false if they exceed it."""
-        now, digest = self.clock(), gradient.transfer.digest
-        budget_digest, budget = self._budgets.get(device, (b"", RequestBudget(now)))
-        if budget_digest != digest:
-            budget.begin(gradient.transfer.size, now)
-            self._budgets[device] = digest, budget
-        return budget.take(sum(stop - start for start, stop in pieces) * BLOCK_BYTES, now)
-
-    def _queue(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
-        if pieces and not session.pending:
-            self._turns.put_nowait(session)
-        for start, stop in pieces:
-            session.pending.add(start, stop)
-
-    async def send_gradients(self) -> None:
-        """Send queued frames, one of each device in turn, until cancelled."""
-        while True:
-            session = await self._turns.get()
-            start = next(iter(session.pending), None)
-            if start is None or session.gradient is None:
-                continue  # the step has closed
-            frame = session.gradient.frame(start, session.pending.pop(start))
-            if session.pending:
-                self._turns.put_nowait(session)
-            try:
-                await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)
-            except Unreachable as error:
-                log.debug("frame for %s not sent, the device requests it again: %s", session.device, error)
+            if self.queue.may_send(session.device, gradient, pieces):
+                self.queue.put(session, pieces)

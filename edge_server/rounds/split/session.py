@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,12 +13,12 @@ from edge_server.fleet.answers import Answers, build_skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
 from edge_server.rounds.split.gradient_store import GradientStore
 from edge_server.rounds.split.payloads import StepPayloads
+from edge_server.rounds.split.size_bound import MOST_SIZE, SizeBound
 from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
@@ -45,12 +44,6 @@ SKIP_COST = 1 / 32
 """Cost, in answers, of a skip message: the steps of other devices may be many a second."""
 BEGIN_COST = 10.0
 """Cost, in answers, of a session restart: all earlier gradients may follow."""
-MOST_SIZE = 5.0
-"""Bound on a device's feature size, in multiples of the median: one step's features differ by less between devices, and
-features 25 times as large from one device in four halved the accuracy. `round.most_norm` may be lower.
-"""
-COMPANY = 3
-"""Least number of devices whose median no single one chooses."""
 SPLIT_STEP = "split step"
 """Effect name under which a step's computing time is charged."""
 
@@ -64,10 +57,7 @@ class SplitRound:
         payloads: Receives features and sends gradients.
         gradient_store: Sent gradients of the round.
         answers: Best-effort replies, rate-limited per device.
-        most_size: Bound on feature size, in multiples of the median; 0 for none. A single oversized step would destroy
-            what the server's part has learnt. With fewer than three devices the median is one device's choice: then
-            features must also exceed this multiple of the size that the network produces on the server's examples, so
-            that a device with tiny features cannot get the others rejected.
+        size_bound: Bound on feature sizes: a single oversized step would destroy what the server's part has learnt.
     """
 
     clock: Clock
@@ -77,8 +67,7 @@ class SplitRound:
     payloads: StepPayloads
     gradient_store: GradientStore
     answers: Answers
-    most_size: float = 0.0
-    _usual_size: float | None = None
+    size_bound: SizeBound
     _named: set[str] = field(default_factory=set)
     _gather: Gather = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -170,7 +159,7 @@ class SplitRound:
         Args:
             reachable: Waits for the broker; returns true if it was connected already. No deadline runs while waiting.
         """
-        async with background(self.payloads.send_gradients()):
+        async with background(self.payloads.queue.run()):
             while True:
                 self._wake.clear()
                 for device in self._gather.failed:
@@ -212,34 +201,12 @@ class SplitRound:
 
     async def _refuse_oversized(self) -> None:
         """Exclude features from the open step that far exceed the median and the usual size."""
-        median, large = self._find_oversized()
-        if large and self._usual_size is None and not self._has_robust_median():
-            self._usual_size = await run_uninterrupted(self.worker(self.top.usual_size))
-            median, large = self._find_oversized()  # offers may have arrived meanwhile
-        least = 0.0 if self._has_robust_median() else self.most_size * (self._usual_size or 0.0)
-        for session in large:
-            if session.size > least:
-                session.features = None
-                usual = f", and the usual {self._usual_size:.3g}" if least and self._usual_size else ""
-                what = f"features of size {session.size:.3g} are more than {self.most_size:g} times the step's median"
-                why = f"of {median:.3g}{usual} (at most {MOST_SIZE:g} and round.most_norm)"
-                if session.device not in self._named:
-                    self._named.add(session.device)
-                    log.warning("round %d: device %s: %s %s", self._gather.number, session.device, what, why)
-                self._refuse(session, WireError(f"{what} {why}", reason="large"))
-
-    def _list_delivered(self) -> list[DeviceSession]:
-        return [session for session in self.barrier.sessions.values() if session.state == "delivered"]
-
-    def _has_robust_median(self) -> bool:
-        return len(self._list_delivered()) >= COMPANY
-
-    def _find_oversized(self) -> tuple[float, list[DeviceSession]]:
-        """Return the median feature size and the sessions that far exceed it."""
-        delivered = self._list_delivered()
-        median = lower_median([session.size for session in delivered])
-        bound = self.most_size * median or math.inf
-        return median, [session for session in delivered if session.size > bound]
+        for session, reason in await self.size_bound.find_oversized():
+            session.features = None
+            if session.device not in self._named:
+                self._named.add(session.device)
+                log.warning("round %d: device %s: %s", self._gather.number, session.device, reason)
+            self._refuse(session, WireError(reason, reason="large"))
 
     async def _serve_step(self) -> None:
         """Compute the due step and send its gradients."""
@@ -338,7 +305,7 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
         payloads=payloads,
         gradient_store=GradientStore(link.kept_gradients_mb << 20),
         answers=server.answers,
-        most_size=min(plan.round.most_norm, MOST_SIZE),
+        size_bound=SizeBound(barrier, server.worker, top.usual_size, min(plan.round.most_norm, MOST_SIZE)),
     )
 
 

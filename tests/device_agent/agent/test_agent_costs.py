@@ -28,7 +28,7 @@ def costs(site: Site, virtually, task: Task, power: PowerLog | None) -> Cost:
 
     async def routine() -> None:
         async with site.living() as agent:
-            agent.reporter.power, agent.measuring = power, MeasurementSettings()
+            agent.reporter.power, agent.settings.measuring = power, MeasurementSettings()
             await asyncio.sleep(60)
             await site.tell("task", task, pause_s=60)
 

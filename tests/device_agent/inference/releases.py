@@ -185,7 +185,7 @@ def put(folder: Path, made: tuple[ReleaseManifest, dict[str, bytes]], *, committ
     record = take_offer(store.record(manifest.name), offer_of(manifest), 0.0)
     store.write(record, write_manifest(manifest))
     for digest, data in parts.items():
-        store.add(digest, data)
+        store.parts.add(digest, data)
     for event in ("fetched", "verified", "staged", "switched", "passed") if committed else ("fetched",):
         record = advance(record, event, 0.0)  # type: ignore[arg-type]
     store.write(record)

@@ -92,7 +92,7 @@ def judged(folder: Path, stored: StoredRelease, cut: CutSettings, **parts: bytes
     store.write(take_offer(store.record(manifest.name), offer_of(manifest), 0.0), write_manifest(manifest))
     for part in manifest.parts.values():
         is_new = probes is not None and part == manifest.probes
-        store.add(part.sha256, probes if is_new and probes else stored.path(part.sha256).read_bytes())
+        store.parts.add(part.sha256, probes if is_new and probes else stored.path(part.sha256).read_bytes())
     job = GateJob(
         state_dir=str(folder),
         name=manifest.name,

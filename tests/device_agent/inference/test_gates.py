@@ -132,7 +132,7 @@ def test_files_that_rot_on_the_disk_are_told(tmp_path):
         folder = tmp_path / which.sha256[:8]
         put(folder, linear_release(1), committed=True)
         store = put(folder, made)
-        path = store.path(which.sha256)
+        path = store.parts.path(which.sha256)
         path.chmod(0o600)
         path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
         job = GateJob(

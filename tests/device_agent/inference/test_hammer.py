@@ -75,7 +75,7 @@ async def swap_to(swaps: Swaps, store: BoardStore, version: int) -> None:
     manifest, parts = linear_release(version)
     await swaps.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     for digest, data in parts.items():
-        store.add(digest, data)
+        store.parts.add(digest, data)
     await swaps.mark_fetched(NAME, f"to-{version}")
     while store.record(NAME).phase != "committed":  # noqa: ASYNC110 - what lies on the disk says nothing
         await asyncio.sleep(0.002)

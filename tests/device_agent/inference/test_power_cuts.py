@@ -25,7 +25,8 @@ import pytest
 
 from device_agent.inference.candidate import GateVerdict, SwapContext
 from device_agent.inference.messages import Figures
-from device_agent.inference.store import BoardStore, compute_digest
+from device_agent.inference.part_store import compute_digest
+from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ServingRefused
 from shared.protocol.inference.release import write_manifest
@@ -54,7 +55,7 @@ class FileServing(MemoryServing):
 def is_whole(store: BoardStore, version: int) -> bool:
     """Tell whether all files of a version are there and have their digests."""
     parts = store.manifest(NAME, version).parts.values()
-    return all(compute_digest(store.path(part.sha256)) == part.sha256 for part in parts)
+    return all(compute_digest(store.parts.path(part.sha256)) == part.sha256 for part in parts)
 
 
 async def gate(record: UpdateRecord) -> GateVerdict:
@@ -88,8 +89,8 @@ async def offer(swap: Swaps, store: BoardStore, version: int) -> None:
     manifest, parts = light_release(NAME, version)
     told = await swap.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     if told.phase == "offered":
-        for part in store.missing(manifest).values():
-            store.add(part.sha256, parts[part.sha256])
+        for part in store.parts.missing(manifest).values():
+            store.parts.add(part.sha256, parts[part.sha256])
         await swap.mark_fetched(NAME, told.deployment)
 
 

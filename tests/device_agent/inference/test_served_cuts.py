@@ -25,9 +25,10 @@ from tempfile import TemporaryDirectory
 
 from device_agent.exchange.board_releases import BoardFiles
 from device_agent.inference.candidate import SwapContext
+from device_agent.inference.part_store import compute_digest
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
-from device_agent.inference.store import BoardStore, compute_digest
+from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, UpdateRecord
@@ -95,8 +96,8 @@ async def take_next(swaps: Swaps, store: BoardStore) -> None:
     manifest, parts = linear_release(version)
     told = await swaps.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     if told.phase == "offered":
-        for part in store.missing(manifest).values():
-            store.add(part.sha256, parts[part.sha256])
+        for part in store.parts.missing(manifest).values():
+            store.parts.add(part.sha256, parts[part.sha256])
         await swaps.mark_fetched(NAME, told.deployment)
     while store.record(NAME).phase not in ENDED:  # noqa: ASYNC110 - what lies on the disk says nothing
         await asyncio.sleep(0.002)
@@ -150,7 +151,7 @@ def look(folder: Path, before: UpdateRecord) -> UpdateRecord:
     assert record.committed >= before.committed
     for version in {record.committed, record.serving} - {0}:
         for part in store.manifest(NAME, version).parts.values():
-            assert compute_digest(store.path(part.sha256)) == part.sha256
+            assert compute_digest(store.parts.path(part.sha256)) == part.sha256
     return record
 
 

@@ -29,7 +29,7 @@ def offered(store: BoardStore, version: int, name: str = "digits", size: int = 1
     manifest, parts = light_release(name, version, size)
     store.write(take_offer(store.record(name), offer_of(manifest), 0.0), write_manifest(manifest))
     for digest, data in parts.items():
-        store.add(digest, data)
+        store.parts.add(digest, data)
     return manifest
 
 
@@ -54,7 +54,7 @@ def test_a_record_is_there_for_the_next_process(store, tmp_path):
     assert again.names() == ["digits"]
     assert again.record("digits") == record
     assert again.manifest("digits", 1) == light_release("digits", 1)[0]
-    assert again.missing(again.manifest("digits", 1)) == {}
+    assert again.parts.missing(again.manifest("digits", 1)) == {}
 
 
 def test_the_last_two_versions_stay_and_what_they_have_in_common_lies_there_once(store):
@@ -62,9 +62,9 @@ def test_the_last_two_versions_stay_and_what_they_have_in_common_lies_there_once
         commit(store, version)
     assert store.versions("digits") == [2, 3]
     wanted = {part.sha256 for version in (2, 3) for part in store.manifest("digits", version).parts.values()}
-    assert {path.name for path in store.path("x").parent.iterdir()} == wanted
+    assert {path.name for path in store.parts.path("x").parent.iterdir()} == wanted
     assert len(wanted) == 4  # two of parameters, one graph, one of probes
-    assert store.missing(light_release("digits", 1)[0]).keys() == {"parameters.safetensors"}
+    assert store.parts.missing(light_release("digits", 1)[0]).keys() == {"parameters.safetensors"}
 
 
 def test_a_candidate_stays_while_it_is_under_way_and_goes_when_it_is_refused(store):
@@ -75,7 +75,7 @@ def test_a_candidate_stays_while_it_is_under_way_and_goes_when_it_is_refused(sto
     store.write(advance(store.record("digits"), "refused", 0.0, "because"))
     store.tidy()
     assert store.versions("digits") == [1]
-    assert store.missing(light_release("digits", 1)[0]) == {}
+    assert store.parts.missing(light_release("digits", 1)[0]) == {}
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 700, None])
@@ -108,23 +108,23 @@ def test_parts_that_are_not_what_their_digest_says_are_not_taken(store, tmp_path
     manifest, parts = light_release("digits", 1)
     digest, data = manifest.parameters.sha256, parts[manifest.parameters.sha256]
     with pytest.raises(CorruptFile):
-        store.add(digest, data[:-1])
+        store.parts.add(digest, data[:-1])
     came = tmp_path / "came"
     came.write_bytes(data[:-1] + b"x")
-    store.add(manifest.probes.sha256, parts[manifest.probes.sha256])
+    store.parts.add(manifest.probes.sha256, parts[manifest.probes.sha256])
     with pytest.raises(CorruptFile, match=naming(came, digest[:12])):
-        store.adopt(digest, came)
+        store.parts.adopt(digest, came)
     assert came.exists()
-    assert store.missing(manifest).keys() == {"graph.onnx", "parameters.safetensors"}
+    assert store.parts.missing(manifest).keys() == {"graph.onnx", "parameters.safetensors"}
     came.write_bytes(data)
-    store.adopt(digest, came)
+    store.parts.adopt(digest, came)
     assert not came.exists()
-    assert store.missing(manifest).keys() == {"graph.onnx"}
-    store.path(digest).chmod(0o600)
-    store.path(digest).write_bytes(data[:-1])
-    assert "parameters.safetensors" in store.missing(manifest)  # cut short by a disk
-    store.drop(digest)
-    store.drop(digest)
+    assert store.parts.missing(manifest).keys() == {"graph.onnx"}
+    store.parts.path(digest).chmod(0o600)
+    store.parts.path(digest).write_bytes(data[:-1])
+    assert "parameters.safetensors" in store.parts.missing(manifest)  # cut short by a disk
+    store.parts.drop(digest)
+    store.parts.drop(digest)
 
 
 def test_a_manifest_of_another_release_is_told(store):
@@ -152,7 +152,7 @@ def test_a_release_called_as_a_folder_of_the_store_has_a_place_of_its_own(store)
     for name in ("parts", "state", "digits"):
         commit(store, 1, name)
     assert store.names() == ["digits", "parts", "state"]
-    assert all(store.missing(store.manifest(name, 1)) == {} for name in store.names())
+    assert all(store.parts.missing(store.manifest(name, 1)) == {} for name in store.names())
 
 
 def test_there_must_be_room_before_anything_is_fetched(disk):
@@ -164,7 +164,7 @@ def test_there_must_be_room_before_anything_is_fetched(disk):
     manifest, parts = light_release("digits", 1, 1 << 20)
     store.require_room(manifest)
     for digest, data in parts.items():
-        store.add(digest, data)
+        store.parts.add(digest, data)
     store.require_room(manifest)
     with pytest.raises(Unwritable, match=naming("5.0 MiB")):
         BoardStore(disk.path, reserve_bytes=5 << 20).require_room(manifest)
@@ -197,16 +197,16 @@ def test_parts_of_what_will_be_offered_stay_until_something_else_will_be(store, 
     (second, parts), (third, _) = light_release("digits", 2), light_release("digits", 3)
     store.keep_ahead(write_manifest(second))
     for digest, data in parts.items():
-        store.add(digest, data)
+        store.parts.add(digest, data)
     store.tidy()
-    assert (store.ahead(), store.missing(second)) == (second, {})
+    assert (store.ahead(), store.parts.missing(second)) == (second, {})
     assert (store.names(), store.versions("digits")) == (["digits"], [1])
     store.keep_ahead(write_manifest(third))
-    assert set(store.missing(second)) == {PARAMETERS}
+    assert set(store.parts.missing(second)) == {PARAMETERS}
     with pytest.raises(Unwritable, match="digits/2"):
         BoardStore(tmp_path, reserve_bytes=1 << 62).keep_ahead(write_manifest(second))
     assert store.ahead() is None
     (store.folder / ".ahead").write_bytes(b"damaged")
     store.tidy()
     assert store.ahead() is None
-    assert store.missing(store.manifest("digits", 1)) == {}
+    assert store.parts.missing(store.manifest("digits", 1)) == {}

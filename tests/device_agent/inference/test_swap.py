@@ -87,7 +87,7 @@ class Board:
         if record.phase != "offered" or record.candidate != version:
             return record
         for digest, data in parts.items():
-            self.store.add(digest, data)
+            self.store.parts.add(digest, data)
         return await self.swap.mark_fetched(NAME, offer.deployment)
 
     async def commit(self, version: int) -> None:
@@ -466,7 +466,7 @@ def test_two_names_do_not_wait_for_each_other(board, live):
         other, parts = light_release("other", 1)
         await board.swap.accept_offer(write_manifest(other), offer_of(other, soak_s=10.0))
         for digest, data in parts.items():
-            board.store.add(digest, data)
+            board.store.parts.add(digest, data)
         await board.swap.mark_fetched("other", "to-1")
         await asyncio.sleep(30.0)
         assert (board.store.record("other").phase, board.record.phase) == ("committed", "trial")

@@ -108,7 +108,7 @@ class RuleSwap:
         record = self.store.record(name)
         manifest = self.store.manifest(name, record.candidate)
         assert record.deployment == deployment
-        assert not self.store.missing(manifest)
+        assert not self.store.parts.missing(manifest)
         record = self._note(advance(record, "fetched", 0.0))
         if (reason := self.rule(manifest)) and not reason.startswith("worse"):
             return self._note(advance(record, "refused", 0.0, reason))

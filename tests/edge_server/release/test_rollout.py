@@ -198,7 +198,7 @@ def test_what_is_fetched_ahead_is_tried_by_nobody_and_gone_when_the_first_board_
             known = begin_rollout(site.data_dir, stored, terms)
             driving = asyncio.create_task(site.engine(known).run())
             await until(lambda: site.boards["pi-00"].record().phase == "trial")
-            await until(lambda: not any(one.missing(stored.manifest) for one in later))
+            await until(lambda: not any(one.parts.missing(stored.manifest) for one in later))
             assert [one.ahead() for one in later] == [stored.manifest] * 3
             assert {one.record("net").candidate for one in later} == {1}
             await site.boards["pi-01"].switch_off()
@@ -206,7 +206,7 @@ def test_what_is_fetched_ahead_is_tried_by_nobody_and_gone_when_the_first_board_
             await driving
             assert known.state.outcome == "taken-back"
             await until(lambda: not any(one.ahead() for one in later))
-            assert all(set(one.missing(stored.manifest)) == {PARAMETERS} for one in later)
+            assert all(set(one.parts.missing(stored.manifest)) == {PARAMETERS} for one in later)
             assert set(site.versions().values()) == {1}
 
     virtually(routine())
@@ -545,7 +545,7 @@ def test_a_part_that_rots_on_the_board_is_fetched_whole(tmp_path, virtually):
         async with site.awake():
             await site.roll_out(site.release())
             store = site.boards["pi-00"].store
-            path = store.path(store.manifest("net", 1).parameters.sha256)
+            path = store.parts.path(store.manifest("net", 1).parameters.sha256)
             data = bytearray(path.read_bytes())
             data[-100] ^= 1
             path.chmod(0o600)

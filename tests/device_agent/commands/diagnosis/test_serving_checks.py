@@ -150,10 +150,10 @@ def test_a_part_that_is_damaged_is_told_before_the_agent_serves(tmp_path) -> Non
     for name in (GRAPH, PARAMETERS, PROBES):
         digest = manifest.parts[name].sha256
         (folder / name).write_bytes(parts[digest])
-        store.add(digest, parts[digest])
+        store.parts.add(digest, parts[digest])
     store.write(SERVED, write_manifest(manifest))
     assert _examined_releases(tmp_path / "state", [folder]) == ([], [])
-    for path in (folder / PARAMETERS, store.path(manifest.parameters.sha256)):
+    for path in (folder / PARAMETERS, store.parts.path(manifest.parameters.sha256)):
         path.chmod(0o600)
         path.write_bytes(bytes(len(path.read_bytes())))
     damages, refusals = _examined_releases(tmp_path / "state", [folder])

@@ -108,7 +108,7 @@ def test_who_asks_for_its_gradients_without_end_is_sent_some_copies_and_little_f
         gradients = StepPayloads(SITE, broker, loop.time, LinkConfig(), {}, {})
 
         async def ask(name: str, steps: int, times: int) -> float:
-            async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.send_gradients()):
+            async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.queue.run()):
                 for step in range(steps):
                     sent = Sender.of_parts([memoryview(step.to_bytes(8, "big")), memoryview(data)], 32 << 10)
                     session = DeviceSession(name, gradient=sent)

@@ -76,7 +76,7 @@ def test_who_asks_for_its_gradient_without_end_is_sent_a_window_of_it():
             gradients.answer_want(greedy, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=ranges))
         gradients.answer_want(other, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=[(0, 2)]))
         async with broker.subscribe("#") as inbox:
-            task = asyncio.create_task(gradients.send_gradients())
+            task = asyncio.create_task(gradients.queue.run())
             await asyncio.sleep(1)
             task.cancel()
             names = [name.split("/")[-2] for name, _ in inbox.drain()]
@@ -100,7 +100,7 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
         async with broker.subscribe("#") as inbox:
             for _ in range(100):
                 await gradients.announce(session, offer)
-            task = asyncio.create_task(gradients.send_gradients())
+            task = asyncio.create_task(gradients.queue.run())
             await asyncio.sleep(1)
             task.cancel()
             frames = [data for _, data in inbox.drain() if chunks.is_frame(data)]
