@@ -10,7 +10,7 @@ import msgspec
 from device_agent.identity import credentials
 from device_agent.identity.credentials import Membership
 from shared.config import read
-from shared.data.spec import Data
+from shared.data.spec import Data, require_source
 from shared.errors import ConfigError
 from shared.protocol.messages import BLOCK_BYTES
 from shared.protocol.topics import check_name
@@ -49,8 +49,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             that the profile reserves, else all.
         python: Interpreter, if not the agent's own, such as `/usr/bin/python3.10`, for which a vendor builds PyTorch.
             Default: the one for which `device-agent setup train` installed PyTorch, or else the agent's own.
-        models: User-defined networks that tasks may name: `module:function`, or `module:*` for all that a module
+        plugins: Networks, algorithms, codecs, losses, metrics and sources from outside that tasks and `[data]` may
+            name: `module:attribute`, `distribution:name` for an entry point, or `module:*` for all that a module
             defines.
+        models: Older name of `plugins`; both are read.
     """
 
     idle_s: float = 300.0
@@ -61,10 +63,12 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nice: int | None = None
     cpus: list[int] | None = None
     python: str = ""
+    plugins: list[str] = []
     models: list[str] = []
 
     def __post_init__(self) -> None:
         """Reject limits that a process cannot have."""
+        require_entries(self.plugins, "plugins")
         require_entries(self.models)
         if not self.idle_s >= 0:
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
@@ -76,6 +80,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         cpus = self.cpus or []
         if len(set(cpus)) < len(cpus) or not all(0 <= cpu < MAX_THREADS for cpu in cpus):
             raise ValueError(f"cpus must be distinct CPU numbers from 0, not {cpus}")
+
+    @property
+    def plugin_entries(self) -> list[str]:
+        """The plugins that the trainer may import."""
+        return [*self.plugins, *self.models]
 
 
 class CutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -370,6 +379,8 @@ def load_file(path: Path) -> AgentConfig:
         check_name(config.site, f"{path}: site")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
+    if config.data:
+        require_source(config.data, str(path))
     return config
 
 

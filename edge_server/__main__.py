@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.cli import commands, folders
 from edge_server.cli import config as config_command
+from edge_server.cli import plugins as plugins_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import sites as sites_command
@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     "replay": commands.replay,
     "devices": commands.devices,
     "models": commands.models,
+    "plugins": plugins_command.plugins,
     "trial": commands.trial,
     "chaos": commands.chaos,
     "plan": commands.plan,
@@ -86,7 +87,7 @@ def _run() -> int:
     if options.command in RUN_WRITERS:
         keep_private()
     try:
-        registry.allow(os.environ.get(registry.VARIABLE, "").split())
+        registry.allow(registry.entries_of_environment())
         folders.resolve(options)
         code = COMMANDS[options.command](options)
     except ConfigError as error:
@@ -138,6 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
     _explain(add_command(verbs, "explain", "explain the decisions for each device in a round"))
     _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
     _models(add_command(verbs, "models", "list the models, or show where one can be split"))
+    plugins_command.arguments(add_command(verbs, "plugins", "list plugins with version and digest"))
     _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
     trial = add_command(
         verbs, "trial", "try out a plan file once, with local agents or connected devices"

@@ -1,7 +1,8 @@
-"""Build registered objects by name, and import allowed custom builders (`module:function`).
+"""Registries: built-in objects by name, and plugins that the operator of this process allows.
 
-A task from the server or a plan of a foreign trace must not choose what a process imports: importing runs code, and
-calling a function of the standard library with arbitrary options is as good as a shell.
+A plugin is an entry point of an installed distribution (`fieldfleet.models` and others) or `module:attribute`. A task
+from the server or a plan of a foreign trace must not choose what a process imports: importing runs code, and calling a
+function of the standard library with arbitrary options is as good as a shell. So each process has an allow-list.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
 from shared.spelling import guess
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -28,15 +34,82 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 
 _ANY = ((object, bool), "")
-_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
-VARIABLE = "FIELDFLEET_MODELS"
-"""Environment variable for commands without a settings file: entries separated by spaces."""
+_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_ENTRY = re.compile(r"\w[\w.-]*:(\w[\w.-]*|\*)")
+VARIABLE, OLDER_VARIABLE = "FIELDFLEET_PLUGINS", "FIELDFLEET_MODELS"
+"""Environment variables for commands without a settings file: entries separated by spaces."""
+PREFIX = "fieldfleet."
+"""Entry-point groups are named `fieldfleet.models`, `fieldfleet.algorithms`, and so on."""
 
 FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
 )
 """Exceptions from custom code; they must not end the process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Registry(Mapping[str, T], Generic[T]):
+    """Built-in objects of one kind by name; `find` returns plugins too.
+
+    Attributes:
+        kind: Kind of object in the singular, such as `algorithm`.
+        group: Entry-point group without its prefix, such as `algorithms`.
+        product: Type of what a plugin's builder must return; None where the caller checks it.
+        holds_products: Whether the entries are such objects themselves, not builders.
+    """
+
+    kind: str
+    group: str
+    built_in: Mapping[str, T]
+    product: type | None = None
+    holds_products: bool = False
+
+    def __getitem__(self, name: str) -> T:
+        return self.built_in[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.built_in)
+
+    def __len__(self) -> int:
+        return len(self.built_in)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Location of a plugin.
+
+    Attributes:
+        module: Name of its module.
+        attribute: Its name in the module; dotted for an attribute of an attribute.
+        distribution: Normalised name of the distribution whose entry point it is; empty for `module:attribute`.
+        version: Version of that distribution.
+    """
+
+    module: str
+    attribute: str
+    distribution: str = ""
+    version: str = ""
+
+
+def find(registry: Mapping[str, T], name: str, what: str) -> T:
+    """Return a built-in object, or the plugin of that name.
+
+    Args:
+        what: Kind of object, for the error: algorithm, codec, model.
+
+    Raises:
+        ConfigError: The name is unknown, or its plugin is not allowed in this process or cannot be imported.
+    """
+    if name in registry:
+        return registry[name]
+    if not isinstance(registry, Registry) or not (plugin := locate(registry, name)):
+        known_names = ", ".join(sorted(registry))
+        raise ConfigError(f"unknown {what} {name!r}; known: {known_names}{guess(name, registry)}")
+    key = registry.group, name
+    if key not in _imported:
+        _imported[key] = _import_allowed(registry, name, plugin, what)
+    return _imported[key]  # type: ignore[no-any-return]  # checked where it is used
 
 
 def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
@@ -46,14 +119,25 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
         what: Kind of object, for the error: algorithm, codec, model.
 
     Raises:
-        ConfigError: The name or an option is unknown, the builder refuses a value, or it is NaN or infinite, which the
-            journal cannot store.
+        ConfigError: As `find`; or an option is unknown, the builder refuses a value, or it is NaN or infinite, which
+            the journal cannot store.
     """
-    builder = registry.get(spec.name)
-    if builder is None:
-        known_names = ", ".join(sorted(registry))
-        raise ConfigError(f"unknown {what} {spec.name!r}; known: {known_names}{guess(spec.name, registry)}")
-    parameters = (_read_parameters if is_custom(spec.name) else _cached_parameters)(builder)
+    builder = find(registry, spec.name, what)
+    if spec.name in registry:
+        return _call(builder, _cached_parameters(builder), spec, what)
+    try:
+        made = _call(builder, _read_parameters(builder), spec, what)
+    except FAULTS as error:
+        raise ConfigError(f"{what} {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
+    product = registry.product if isinstance(registry, Registry) else None
+    if product and not isinstance(made, product):
+        kind = f"{product.__module__}.{product.__qualname__}"
+        raise ConfigError(f"{what} {spec.name!r} returned a {type(made).__name__}, not a {kind}; correct its builder")
+    return made
+
+
+def _call(builder: Callable[..., T], parameters: Mapping[str, inspect.Parameter], spec: Spec, what: str) -> T:
+    """Call a builder with a spec's options, once these are checked."""
     unknown = sorted(set(spec.options) - set(parameters))
     if unknown and not any(option.kind is option.VAR_KEYWORD for option in parameters.values()):
         hint = guess(unknown[0], parameters)
@@ -98,35 +182,50 @@ def _is_not_finite(value: object) -> bool:
 
 _allowed: set[str] = set()
 """Global to the process, like `torch.set_num_threads`."""
+_packages: set[str] = set()
+"""Packages of which every module is allowed: those of this process's project."""
+_imported: dict[tuple[str, str], Any] = {}
+_located: dict[tuple[str, str], Plugin] = {}
+"""Plugins by group and name, since the metadata of installed distributions takes milliseconds to read."""
 
 
-def require_entries(entries: Iterable[str]) -> None:
-    """Validate the syntax of allow-list entries.
+def require_entries(entries: Iterable[str], key: str = "models") -> None:
+    """Validate the syntax of allow-list entries; `key` is their setting.
 
     Raises:
-        ValueError: An entry is neither `module:function` nor `module:*`.
+        ValueError: An entry is none of `module:attribute`, `distribution:name`, `module:*`, `distribution:*`.
     """
     for entry in entries:
         if not _ENTRY.fullmatch(entry):
-            raise ValueError(f"models: {entry[:60]!r} is neither module:function nor module:*")
+            raise ValueError(f"{key}: {entry[:60]!r} is neither module:attribute, distribution:name nor module:*")
 
 
-def allow(entries: Iterable[str]) -> None:
-    """Set this process's allow-list of builders; called once, by its composition root.
+def allow(entries: Iterable[str], packages: Iterable[str] = ()) -> None:
+    """Set this process's allow-list of plugins; called once, by its composition root.
 
     Args:
-        entries: `module:function`, or `module:*` for every function defined in exactly that module.
+        entries: `module:attribute`; `distribution:name` for an entry point; or `module:*` for everything defined in
+            exactly that module, and `distribution:*` for all its entry points.
+        packages: Packages whose modules are allowed altogether.
 
     Raises:
-        ConfigError: An entry is neither.
+        ConfigError: An entry is none of these.
     """
     entries = set(entries)
     try:
-        require_entries(entries)
+        require_entries(entries, "plugins")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _allowed.clear()
-    _allowed.update(entries)
+    for target, values in ((_allowed, entries), (_packages, packages)):
+        target.clear()
+        target.update(values)
+    _imported.clear()
+    _located.clear()
+
+
+def entries_of_environment() -> list[str]:
+    """Return the entries of the environment variables."""
+    return [entry for name in (VARIABLE, OLDER_VARIABLE) for entry in os.environ.get(name, "").split()]
 
 
 def allowed_entries() -> list[str]:
@@ -134,30 +233,99 @@ def allowed_entries() -> list[str]:
     return sorted(_allowed)
 
 
-def is_custom(name: str) -> bool:
-    """Check whether a name is a custom builder's, not a registered one's."""
-    return ":" in name
+def locate(registry: Registry[Any], name: str) -> Plugin | None:
+    """Return where a plugin is, without importing it; None if no installed distribution has this entry point.
+
+    Raises:
+        ConfigError: Several distributions have it, and not exactly one of them is allowed.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        return Plugin(module, attribute)
+    key = registry.group, name
+    if key in _located:
+        return _located[key]
+    offered = [locate_entry_point(entry) for entry in entry_points(registry.group) if entry.name == name]
+    allowed = [plugin for plugin in offered if _is_listed(plugin, name)]
+    if len(allowed) > 1:
+        names = " and ".join(plugin.distribution for plugin in allowed)
+        raise ConfigError(f"{registry.kind} {name!r} is offered by {names}; list one of them under plugins")
+    if chosen := [*allowed, *offered]:
+        _located[key] = chosen[0]
+    return chosen[0] if chosen else None
 
 
-def import_builder(name: str) -> Callable[..., Any]:
-    """Import a custom builder, `module:function`, from the Python path.
+def locate_entry_point(entry: EntryPoint) -> Plugin:
+    """Return the plugin that an entry point refers to."""
+    assert entry.dist
+    return Plugin(entry.module, entry.attr, normalise_distribution(entry.dist.name), entry.dist.version)
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """Return the entry points of a group that installed distributions offer."""
+    from importlib import metadata  # noqa: PLC0415 - two megabytes, which only plugins need
+
+    return metadata.entry_points(group=f"{PREFIX}{group}")
+
+
+def normalise_distribution(name: str) -> str:
+    """Return a distribution's name in the form of the package index: lower case, hyphens."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def is_allowed(plugin: Plugin, name: str) -> bool:
+    """Check whether this process may import a plugin that a plan calls `name`."""
+    if plugin.distribution:
+        return _is_listed(plugin, name)
+    is_name = _ATTRIBUTE.fullmatch(name) is not None
+    return is_name and (name in _allowed or f"{plugin.module}:*" in _allowed or _is_of_project(plugin.module))
+
+
+def _is_listed(plugin: Plugin, name: str) -> bool:
+    """Check whether an entry point is listed, by its own name or by the attribute that it refers to."""
+    if {f"{plugin.module}:{plugin.attribute}", f"{plugin.module}:*"} & _allowed or _is_of_project(plugin.module):
+        return True
+    listed = (entry.partition(":") for entry in _allowed)
+    return any(
+        normalise_distribution(left) == plugin.distribution and right in (name, "*") for left, _, right in listed
+    )
+
+
+def _is_of_project(module: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in _packages)
+
+
+def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str) -> T:
+    """Import a plugin.
 
     Raises:
         ConfigError: It is not allowed in this process, or cannot be imported.
     """
-    module_name, _, function = name.partition(":")
-    by_name, by_module = name in _allowed, f"{module_name}:*" in _allowed
-    if not (by_name or by_module) or not _ENTRY.fullmatch(name) or function == "*":
+    if not is_allowed(plugin, name):
+        full = f"{plugin.distribution}:{name}" if plugin.distribution else name
         raise ConfigError(
-            f"model {name[:120]!r} is not allowed in this process; list it under models in its settings or {VARIABLE}"
+            f"{what} {full[:120]!r} is not allowed in this process; list it under plugins in its settings or {VARIABLE}"
         )
     try:
-        builder = getattr(importlib.import_module(module_name), function, None)
+        item: Any = importlib.import_module(plugin.module)
+        for part in plugin.attribute.split("."):
+            item = getattr(item, part, None)
     except FAULTS as error:
         problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"model {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
-    if not callable(builder):
-        raise ConfigError(f"model {name!r}: {module_name} has no function {function!r}; correct the name")
-    if not by_name and getattr(builder, "__module__", None) != module_name:
-        raise ConfigError(f"model {name!r}: {function} is not defined in {module_name} itself; list it by its name")
-    return builder  # type: ignore[no-any-return]  # checked by `callable`
+        raise ConfigError(f"{what} {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
+    is_product = registry.product is not None and isinstance(item, registry.product)
+    if not (is_product if registry.holds_products else callable(item)):
+        wanted = registry.product.__qualname__ if registry.holds_products and registry.product else "function"
+        raise ConfigError(f"{what} {name!r}: {plugin.module} has no {wanted} {plugin.attribute!r}; correct the name")
+    is_by_name = plugin.distribution or f"{plugin.module}:{plugin.attribute}" in _allowed or is_product
+    if not is_by_name and not _is_defined_in(item, plugin.module):
+        raise ConfigError(
+            f"{what} {name!r}: {plugin.attribute} is not defined in {plugin.module} itself; list it by its name"
+        )
+    return item  # type: ignore[no-any-return]  # checked above
+
+
+def _is_defined_in(item: object, module: str) -> bool:
+    """Check whether a function belongs to a module, or to the same project as it."""
+    defined = getattr(item, "__module__", None)
+    return defined == module or (isinstance(defined, str) and _is_of_project(defined) and _is_of_project(module))

@@ -198,7 +198,7 @@ async def _serve_tasks(config: AgentConfig, folder: Path, serving: BoardServing 
         memory_mb=config.trainer.memory_mb,
         threads=config.trainer.threads,
         log_level=config.log_level,
-        models=config.trainer.models,
+        plugins=config.trainer.plugin_entries,
         device=choose_trainer_device(config.trainer, board.profile),
         trains=trains,
         nice=share.nice,

@@ -176,12 +176,12 @@ def main() -> None:
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--cpus", type=int, nargs="*", default=[])
     parser.add_argument("--log-level", default="warning")
-    parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--plugins", nargs="*", default=[])
     options = parser.parse_args()
     processes.configure(options.log_level)
     processes.end_on_thread_failure()
     _limit_cpu_use(options.nice, options.cpus)
-    registry.allow(options.models)
+    registry.allow(options.plugins)
     log_phase(logger, "importing", pid=os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):

@@ -135,7 +135,7 @@ class TrainerProcess:
         memory_mb: Memory limit in MiB; 0 for none.
         threads: Threads of torch; 0 to choose the fastest number by timing.
         log_level: Level of the child's log on the agent's standard error.
-        models: Custom model builders that the child may import.
+        plugins: Plugins that the child may import.
         device: Torch device: `auto`, `cpu` or `cuda`.
         trains: False to refuse jobs that need torch.
         nice: Minimum nice value of the child.
@@ -148,7 +148,7 @@ class TrainerProcess:
     memory_mb: int
     threads: int
     log_level: str = "warning"
-    models: Sequence[str] = ()
+    plugins: Sequence[str] = ()
     device: str = "cpu"
     trains: bool = True
     nice: int = 0
@@ -197,7 +197,7 @@ class TrainerProcess:
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
         arguments += ["--device", self.device, *["--light"] * light]
         arguments += ["--nice", self.nice, "--cpus", *self.cpus]
-        arguments += ["--log-level", self.log_level, "--models", *self.models]
+        arguments += ["--log-level", self.log_level, "--plugins", *self.plugins]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *interpreter.command("device_agent.trainer.main", *map(str, arguments)),

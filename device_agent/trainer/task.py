@@ -43,10 +43,12 @@ from shared.codecs.base import Memory, decode_bounded
 from shared.data.classes import with_classes
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
+from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, seed_torch
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistic_names
+from shared.plugins import require_same
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
@@ -91,7 +93,12 @@ class TrainingTask:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The task's algorithm."""
+        """The task's algorithm, once its plugins are known to be those of the server.
+
+        Raises:
+            ConfigError: A plugin is of another version here, or it is missing.
+        """
+        require_same(self.job.task.plugins, (ALGORITHMS, CODECS, MODELS), self.job.task.device)
         return build(ALGORITHMS, self.job.task.algorithm, "algorithm")
 
     @cached_property

@@ -20,12 +20,12 @@ from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded
+from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
 from shared.models.evaluate import count_outputs, require_label_range
 from shared.protocol.messages import Assignment, Spec
-from shared.registry import is_custom
 from shared.runtime.memory import require_room
 from shared.tensors.placement import CPU
 
@@ -106,7 +106,7 @@ class Workspace:
             self.models.clear()
             self._require_room(spec)
             model = build_zeroed(spec)
-            if not is_custom(spec.name):  # a custom network may call `view`, which needs the default format
+            if spec.name in MODELS:  # a custom network may call `view`, which needs the default format
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             model.layers.to(self.device)
             self.models = {key: model}

@@ -19,7 +19,7 @@ from edge_server.plan.optimizer import OptimizerPlan
 from shared.config import escape_unprintable
 from shared.errors import ConfigError
 from shared.protocol.messages import Report
-from shared.spelling import guess
+from shared.registry import find
 
 UPLINK_VALUES = frozenset({"share", "up_bits_per_s"})
 """Values that devices apply with every algorithm."""
@@ -29,12 +29,9 @@ def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
     """Return the allocator that a plan names.
 
     Raises:
-        ConfigError: The name is unknown.
+        ConfigError: As `shared.registry.find`.
     """
-    if table.name not in ALLOCATORS:
-        names, suggestion = ", ".join(sorted(ALLOCATORS)), guess(table.name, ALLOCATORS)
-        raise ConfigError(f"optimizer.name: unknown optimizer {table.name!r}; known: {names}{suggestion}")
-    return ALLOCATORS[table.name]
+    return find(ALLOCATORS, table.name, "optimizer")
 
 
 def convert_options(table: OptimizerPlan) -> Any:

@@ -10,6 +10,7 @@ from edge_server.allocation.explain import DeviceExplanation, Explanation
 from edge_server.journal.decision import Source
 from shared.protocol.measurements import JOULES, Cost
 from shared.protocol.messages import Value
+from shared.registry import find
 
 PARTS: Mapping[str, Label] = {
     "compute_s": ("computing", 1.0, "s"),
@@ -125,7 +126,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     ]:
         yield f"  {', '.join(limits)}"
     if explanation.objective is not None:
-        allocator, price = ALLOCATORS[explanation.optimizer], explanation.multiplier
+        allocator, price = find(ALLOCATORS, explanation.optimizer, "optimizer"), explanation.multiplier
         margin = f"; one more {allocator.shared} would lower it by {price:.4g}" if price else ""
         yield f"  {allocator.objective} {explanation.objective:.4g}{margin}"
     if not explanation.feasible:

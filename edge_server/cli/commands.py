@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     config = load(options.config)
     check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
-    registry.allow([*registry.allowed_entries(), *config.models])
+    registry.allow([*registry.allowed_entries(), *config.plugin_entries])
     is_begun = partial(_is_begun, config, again=options.again)
     plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True, is_resumed=is_begun)
     name = config.run or find_unfinished(Path(config.data_dir), plan)
@@ -336,7 +336,7 @@ def _check_plan(options: argparse.Namespace) -> int:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
         config = load(options.config)
-        registry.allow([*registry.allowed_entries(), *config.models])
+        registry.allow([*registry.allowed_entries(), *config.plugin_entries])
         data_root = Path(config.data_root)
     checked = check_plan(options.plan, options.data_root or data_root)
     if options.format == "json":

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         TaskFailed: A process of a local trial died.
     """
     config = _config(options)
-    registry.allow([*registry.allowed_entries(), *config.models])
+    registry.allow([*registry.allowed_entries(), *config.plugin_entries])
     plan = load(
         options.plan,
         Path(config.data_root),

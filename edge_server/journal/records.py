@@ -13,7 +13,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sites import restore_site_order
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
-from shared.protocol.messages import Assignment, Update
+from shared.protocol.messages import Assignment, PluginVersion, Update
 
 IMPLAUSIBLE_COST, SERVER_RESTARTED = "implausible-cost", "server-restarted"
 """Reasons of notes."""
@@ -120,6 +120,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         draw: Generator of initial weights, see `shared.models.build`; empty for torch's, as in old journals.
         statistics_batches: Batches over which running statistics are measured; 0 for never, as in old journals.
         sites: Site names in the plan's order, which a table with sorted keys loses; a plan read back has it.
+        plugins: Plugins that the plan uses; unset without any, as in old journals.
     """
 
     run: str
@@ -129,6 +130,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     draw: str = ""
     statistics_batches: int = 0
     sites: tuple[str, ...] = ()
+    plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         restore_site_order(self)

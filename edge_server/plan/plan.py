@@ -123,7 +123,7 @@ class Plan(Section, frozen=True, kw_only=True):
         early_stopping: When devices leave the run for good, also of the fallback's algorithm; with fedmp, fedselect,
             fedspu, fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
         model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
-            each agent's file list under `models`.
+            each agent's file list under `plugins`, like any other plugin.
         codec: Encoding of updates, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
         hyper: Options of local training on the devices.

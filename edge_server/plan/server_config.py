@@ -156,8 +156,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         trainer: Processor that the server computes on.
         tops: Limits of `edge-server serve-tops`.
         threads: Torch threads; 0 for torch's default.
-        models: Custom networks that plans may name: `module:function`, or `module:*` for all that a module
-            defines; in addition to those of FIELDFLEET_MODELS.
+        plugins: Networks, algorithms, codecs, allocators, losses, metrics and sources from outside that plans may
+            name: `module:attribute`, `distribution:name` for an entry point, or `module:*` for all that a module
+            defines; in addition to those of FIELDFLEET_PLUGINS.
+        models: Older name of `plugins`; both are read.
         log_level: debug, info, warning or error.
         peer: Other sites of a plan with several sites; ignored with one site.
     """
@@ -175,15 +177,22 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trainer: TrainerConfig = TrainerConfig()
     tops: TopsConfig = TopsConfig()
     threads: int = 0
+    plugins: list[str] = []
     models: list[str] = []
     log_level: str = "info"
     peer: list[PeerConfig] = []
 
     def __post_init__(self) -> None:
         """Reject invalid network names and thread counts."""
+        require_entries(self.plugins, "plugins")
         require_entries(self.models)
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 0 (torch's default) to {MAX_THREADS}")
+
+    @property
+    def plugin_entries(self) -> list[str]:
+        """The plugins that this server may import."""
+        return [*self.plugins, *self.models]
 
 
 def load(path: Path) -> ServerConfig:

@@ -20,6 +20,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
+from shared.data.spec import require_source
 from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.registry import build
@@ -85,6 +86,9 @@ def require_one_site(plan: Plan, path: Path) -> None:
 def _check_choices(plan: Plan, path: Path) -> None:
     """Validate names and options by building the plan's parts."""
     _check_early_stopping(plan, path)
+    for data in (plan.data, plan.server_data):
+        if data:
+            require_source(data, str(path))
     try:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")

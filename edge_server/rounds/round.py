@@ -27,6 +27,7 @@ from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.evaluation import running_statistics as statistics
 from edge_server.rounds.evaluation.round_figures import build_round_record
 from edge_server.rounds.neighbours import Neighbours
+from edge_server.rounds.plugins import task_plugins
 from edge_server.rounds.quorum import QuorumWait
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
@@ -367,6 +368,7 @@ class Rounds:
             evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
             measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
             deadline_s=plan.round.deadline_s,
+            plugins=task_plugins(plan),
         )
 
     def _is_tested(self, number: int) -> bool:

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import RunInputs
@@ -43,6 +45,7 @@ from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.evaluation import evaluate
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
+from edge_server.rounds.plugins import plan_plugins, require_recorded
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
@@ -164,8 +167,12 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     """
     server.run = run
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
-    new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=choose_batches(plan, algorithm))
+    plugins, batches = plan_plugins(plan), choose_batches(plan, algorithm)
+    new = RunOpened(
+        run=run, plan=plan, started=started, draw=draw, statistics_batches=batches, plugins=plugins or msgspec.UNSET
+    )
     begun = _find_beginning(records, plan) or new
+    require_recorded(begun, plugins)
     test, labelled = examples = await _load_server_examples(plan, server)
     rounds = Rounds(
         *(run, _site_plan(begun, server.site), server, store, algorithm, link, _blank_network(plan, test), test),

@@ -142,7 +142,7 @@ def run_server(
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
         "trainer": {"device": local.device},
-        "models": registry.allowed_entries(),
+        "plugins": registry.allowed_entries(),
         "log_level": local.log_level,
     }
     return _run_process(place, SERVER, "edge_server", config)
@@ -198,7 +198,7 @@ def run_agent(
         "state_dir": str((place / device.name).resolve()),
         "data": data,
         "broker": _address(broker),
-        "trainer": {"threads": 1, "device": local.device, "models": registry.allowed_entries()},
+        "trainer": {"threads": 1, "device": local.device, "plugins": registry.allowed_entries()},
         "board": _board(local.plan, device),
         "log_level": local.log_level,
     }

@@ -1,6 +1,6 @@
 """Registry of learning algorithms: builders by wire name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
@@ -24,28 +24,34 @@ from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
 from shared.algorithms.subnetwork.hermes import hermes
 from shared.algorithms.subnetwork.prunefl import prunefl
 from shared.algorithms.subnetwork.random_dropout import random_dropout
+from shared.registry import Registry
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "fedsl": fedsl,
-    "fedspu": fedspu,
-    "hcef": hcef,
-    "local_only": local_only,
-    "random_dropout": random_dropout,
-    "pruned_personalization": pruned_personalization,
-    "fedmp": fedmp,
-    "fedselect": fedselect,
-    "fjord": fjord,
-    "fjord_fixed": fjord_fixed,
-    "hermes": hermes,
-    "prunefl": prunefl,
-    "semifl": semifl,
-    "fedmatch": fedmatch,
-    "fedswitch": fedswitch,
-    "semisfl": semisfl,
-    "supervised_only": supervised_only,
-    **VARIANTS,
-    **PERSONALIZED,
-    **SEMISFL,
-}
+ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
+    "algorithm",
+    "algorithms",
+    {
+        "fedavg": fedavg,
+        "fedprox": fedprox,
+        "fedsl": fedsl,
+        "fedspu": fedspu,
+        "hcef": hcef,
+        "local_only": local_only,
+        "random_dropout": random_dropout,
+        "pruned_personalization": pruned_personalization,
+        "fedmp": fedmp,
+        "fedselect": fedselect,
+        "fjord": fjord,
+        "fjord_fixed": fjord_fixed,
+        "hermes": hermes,
+        "prunefl": prunefl,
+        "semifl": semifl,
+        "fedmatch": fedmatch,
+        "fedswitch": fedswitch,
+        "semisfl": semisfl,
+        "supervised_only": supervised_only,
+        **VARIANTS,
+        **PERSONALIZED,
+        **SEMISFL,
+    },
+    product=Algorithm,
+)

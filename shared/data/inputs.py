@@ -51,7 +51,7 @@ def _read_stored_inputs(spec: Data) -> Inputs:
             return _read_idx_inputs(spec)
         case "npz":
             return _read_npz_inputs(spec)
-        case _:
+        case _:  # a plugin's
             return Inputs()
 
 

@@ -13,12 +13,15 @@ import msgspec
 
 from shared.data.formats import Mel, Window
 from shared.data.name_text import describe_invisible, normalise_name
+from shared.errors import ConfigError
 from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES, Scalar
+from shared.registry import Registry, locate
+from shared.spelling import guess
 
 TABLES = ("csv",)
 """Sources with named columns."""
 SOURCE_NAMES = ("digits", "idx", "npz", "folder", *TABLES)
-"""Built-in sources; others are `module:function`."""
+"""Built-in sources; others are plugins."""
 CUSTOM = "module:function"
 KEY_SOURCES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("skip_columns", "feature_columns", "target_columns", "time_column", "time_format"), TABLES),
@@ -162,12 +165,26 @@ def require_class_names(names: Sequence[str]) -> None:
         raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
 
 
+def require_source(spec: Data, place: str) -> None:
+    """Refuse a source that is neither built in nor a plugin; a plugin is not imported, and may not be allowed.
+
+    Args:
+        place: File of the configuration.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    if spec.source not in SOURCE_NAMES and locate(Registry("source", "sources", {}), spec.source) is None:
+        known = f"{', '.join(sorted(SOURCE_NAMES))}{guess(spec.source, SOURCE_NAMES)}"
+        raise ConfigError(f"{place}: data.source: unknown source {spec.source[:60]!r}; known: {known}")
+
+
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Source of a process's examples, and the selection that it takes.
 
     Attributes:
         source: Format of the files: `digits`, `idx`, `npz`, `folder`, `audio`, `csv`, `parquet`, `sqlite`, or
-            `module:function` of your own; `device_agent/README.md` describes what each source expects.
+            `module:function` of your own or another plugin; `device_agent/README.md` describes what each expects.
         path: File or folder to read; relative to the folder of data sets, of an agent to the working directory. Not
             needed by `digits`.
         split: The half of the data set that its authors set aside for training or for testing.
@@ -255,8 +272,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_custom(self) -> bool:
-        """True if the source is a function of the user."""
-        return ":" in self.source
+        """True if the source is a plugin: a function of the user."""
+        return self.source not in SOURCE_NAMES
 
     @property
     def is_held_out_by_hash(self) -> bool:
@@ -311,9 +328,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         self._require_columns()
 
     def _require_source(self) -> None:
-        """Refuse an unknown source, and keys that it would ignore."""
-        if self.source not in SOURCE_NAMES and not self.is_custom:
-            raise ValueError(f"source must be {', '.join(SOURCE_NAMES)} or {CUSTOM}, not {self.source[:60]!r}")
+        """Refuse a missing path, and keys that the source would ignore; `require_source` checks its name."""
         source = CUSTOM if self.is_custom else self.source
         for key, sources in KEY_SOURCES.items():
             if source not in sources and getattr(self, key) is not msgspec.UNSET:

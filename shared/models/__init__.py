@@ -1,6 +1,6 @@
 """Registry of models: builders by wire name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from shared.models.alexnet import alexnet
@@ -12,18 +12,23 @@ from shared.models.mlp import mlp
 from shared.models.resnet import resnet20
 from shared.models.spu import spu_cifar, spu_emnist, spu_speech
 from shared.models.vgg import vgg
+from shared.registry import Registry
 
-MODELS: Mapping[str, Callable[..., Model]] = {
-    "alexnet": alexnet,
-    "cnn": cnn,
-    "cnn1d": cnn1d,
-    "lenet": lenet,
-    "mlp": mlp,
-    "resnet20": resnet20,
-    "spu_cifar": spu_cifar,
-    "spu_emnist": spu_emnist,
-    "spu_speech": spu_speech,
-    "vgg13": partial(vgg, 13),
-    "vgg16": partial(vgg, 16),
-    "vgg19": partial(vgg, 19),
-}
+MODELS: Registry[Callable[..., Model]] = Registry(
+    "model",
+    "models",
+    {
+        "alexnet": alexnet,
+        "cnn": cnn,
+        "cnn1d": cnn1d,
+        "lenet": lenet,
+        "mlp": mlp,
+        "resnet20": resnet20,
+        "spu_cifar": spu_cifar,
+        "spu_emnist": spu_emnist,
+        "spu_speech": spu_speech,
+        "vgg13": partial(vgg, 13),
+        "vgg16": partial(vgg, 16),
+        "vgg19": partial(vgg, 19),
+    },
+)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
@@ -65,7 +64,7 @@ def build_initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
     """
     if draw not in {DRAW, TORCHS}:
         raise ConfigError(f"unknown generator of initial weights: {draw[:40]!r}; update this fieldfleet")
-    if draw == TORCHS or registry.is_custom(spec.name):
+    if draw == TORCHS or spec.name not in MODELS:
         with seed_torch(seed):
             return _build(spec)
     with _SkipInitialisation():
@@ -82,7 +81,7 @@ def build_zeroed(spec: Spec) -> Model:
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    if registry.is_custom(spec.name):
+    if spec.name not in MODELS:
         return build_initial(spec, 0)
     with _SkipInitialisation():
         model = _build(spec)
@@ -116,12 +115,9 @@ class _SkipInitialisation(TorchFunctionMode):
 
 
 def _build(spec: Spec) -> Model:
-    if not registry.is_custom(spec.name):
-        return replace(build(MODELS, spec, "model"), spec=spec)
-    try:
-        model = build({spec.name: registry.import_builder(spec.name)}, spec, "model")
-    except registry.FAULTS as error:
-        raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
+    model = build(MODELS, spec, "model")
+    if spec.name in MODELS:
+        return replace(model, spec=spec)
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
         raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")
     if faults := list(_faults(model.layers)):

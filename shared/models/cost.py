@@ -22,7 +22,7 @@ from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank
 from shared.protocol.messages import Spec
-from shared.registry import FAULTS, is_custom
+from shared.registry import FAULTS
 
 FLOAT_BYTES, LONG_BYTES = 4, 8
 BYTE_CLASSES = 256
@@ -155,7 +155,7 @@ def step_flops(
     Raises:
         ConfigError: The model or one of its options is unknown, or it does not accept such inputs.
     """
-    if is_custom(spec.name):
+    if spec.name not in MODELS:
         return _count_step(spec, example, batch_size, trains=trains, below=below)
     packed = msgspec.msgpack.encode(spec)
     return _count_step_cached(packed, MODELS.get(spec.name), tuple(example), batch_size, (trains, below))

@@ -62,6 +62,24 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Scalar] = {}
 
 
+class PluginVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Identity of a plugin: an algorithm, model or other object from outside this package.
+
+    Attributes:
+        kind: Kind of object, such as `algorithm`.
+        name: Name in a plan: an entry point's, or `module:attribute`.
+        distribution: Distribution that it belongs to; empty if it was not installed.
+        version: Version of that distribution.
+        digest: SHA-256 of its source files, hexadecimal; see `shared.plugins`.
+    """
+
+    kind: str
+    name: str
+    distribution: str = ""
+    version: str = ""
+    digest: str = ""
+
+
 LOSSLESS = Spec(name="dense")
 """Lossless codec; a message omits it as a default."""
 
@@ -241,6 +259,7 @@ class Task(Message, frozen=True, kw_only=True):
         cut_codec: Codec of features and gradients of a split session.
         measure_s: Seconds of training steps to time; their result is dropped. 0 for none.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
+        plugins: Plugins that the task uses; a device with another digest of one refuses the task.
     """
 
     run: str
@@ -257,6 +276,7 @@ class Task(Message, frozen=True, kw_only=True):
     evaluate: bool = False
     measure_s: float = 0.0
     deadline_s: float
+    plugins: tuple[PluginVersion, ...] = ()
 
 
 class Report(Message, frozen=True, kw_only=True):

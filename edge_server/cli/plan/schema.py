@@ -16,9 +16,10 @@ from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from shared.config_reference import DIALECT, describe, every_struct
+from shared.registry import Registry, entry_points
 
-OWN_MODEL = "^[^:]+:[^:]+$"
-"""A user's own model, `module:function`; its options are not checked here."""
+OWN_NAME = "^[^:]+:[^:]+$"
+"""A plugin, `module:attribute`; its options are not checked here."""
 SCALARS = {"type": ["boolean", "number", "string"]}
 
 
@@ -30,7 +31,7 @@ def plan_schema() -> dict[str, Any]:
     for struct in every_struct(Plan).union(options):
         describe(definitions[struct.__name__], struct)
     for what, builders in CHOICES.items():
-        definitions[f"{what}_choice"] = {"anyOf": _choices(what, builders)}
+        definitions[f"{what}_choice"] = {"anyOf": _choices(builders)}
     for name in ("Plan", "FallbackPlan"):
         for key in definitions[name]["properties"].keys() & CHOICES.keys():
             _add_reference(definitions[name]["properties"], key)
@@ -55,11 +56,11 @@ def _add_reference(properties: dict[str, Any], key: str) -> None:
     properties[key] = {**shared, "$ref": f"#/$defs/{key}_choice"}
 
 
-def _choices(what: str, builders: Mapping[str, Callable[..., object]]) -> list[dict[str, Any]]:
+def _choices(builders: Mapping[str, Callable[..., object]]) -> list[dict[str, Any]]:
     schemas = [_choice({"const": name}, _options(builder)) for name, builder in builders.items()]
-    if what == "model":
-        schemas.append(_choice({"pattern": OWN_MODEL}, {"type": "object", "additionalProperties": SCALARS}))
-    return schemas
+    offered = [entry.name for entry in entry_points(builders.group)] if isinstance(builders, Registry) else []
+    plugins = [{"pattern": OWN_NAME}, *({"const": name} for name in offered if name not in builders)]
+    return [*schemas, *(_choice(name, {"type": "object", "additionalProperties": SCALARS}) for name in plugins)]
 
 
 def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

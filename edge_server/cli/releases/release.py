@@ -93,7 +93,7 @@ def _read(options: argparse.Namespace) -> RunModel:
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
-        registry.allow([*registry.allowed_entries(), *load(options.config).models])
+        registry.allow([*registry.allowed_entries(), *load(options.config).plugin_entries])
     run = find_run(options.data_dir, options.run)
     sites = run.opened.plan.sites if run.opened else UNSET
     number = None if options.round is None else parse_round(options.round, sites)

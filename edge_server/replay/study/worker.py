@@ -38,7 +38,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep prints out of the answers
     faulthandler.enable()
     processes.configure("warning")
-    registry.allow(os.environ.get(registry.VARIABLE, "").split())
+    registry.allow(registry.entries_of_environment())
     memory.prefer_oom_kill()  # under memory pressure, kill the cell rather than the study
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
     orders: SimpleQueue[bytes] = SimpleQueue()

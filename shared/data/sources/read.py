@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +13,23 @@ from shared.data.classes import require_number
 from shared.data.identity import hash_contents
 from shared.data.partition import draw_balanced, exclude_indices, take_share
 from shared.data.sources import csv, digits, folder, idx, npz
-from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, ReadPart, as_inputs, select_held_out, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.registry import FAULTS, Registry, find
 from shared.runtime.memory import require_room
 
-SOURCES: Mapping[str, Callable[[Data, int | None], ReadPart]] = {
-    "csv": csv.read_part,
-    "digits": digits.read_part,
-    "folder": folder.read_part,
-    "idx": idx.read_part,
-    "npz": npz.read_part,
-}
+SOURCES: Registry[Callable[[Data, int | None], ReadPart]] = Registry(
+    "source",
+    "sources",
+    {
+        "csv": csv.read_part,
+        "digits": digits.read_part,
+        "folder": folder.read_part,
+        "idx": idx.read_part,
+        "npz": npz.read_part,
+    },
+)
 """Reader of each `Data.source`; the second argument limits the number of values, None for all examples."""
 
 PICTURE_DIMENSIONS = 4
@@ -76,7 +81,7 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """
     place = spec.path or spec.source
     try:
-        part = SOURCES[spec.source](spec, most)
+        part = _read_source(spec, most)
     except MemoryError as error:
         raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
     examples = _set_channels(part.arrays, spec, place)
@@ -90,6 +95,24 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
         raise ConfigError(f"{place}: augment {spec.augment!r} needs pictures, but inputs have shape {shape}; remove it")
     _standardise(examples, spec, place)
     return replace(part, arrays=examples)
+
+
+def _read_source(spec: Data, most: int | None) -> ReadPart:
+    """Read a built-in source or a plugin, which may also return `Arrays`, or inputs and labels."""
+    read = find(SOURCES, spec.source, "source")
+    if spec.source in SOURCES:
+        return read(spec, most)
+    try:
+        part: object = read(spec, most)
+        arrays = Arrays(as_inputs(np.asarray(part[0])), np.asarray(part[1])) if isinstance(part, tuple) else part
+    except FAULTS as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"source {spec.source!r}: {problem}; correct its function or path") from error
+    if isinstance(arrays, Arrays):
+        return ReadPart(arrays, arrays.labels)
+    if not isinstance(arrays, ReadPart):
+        raise ConfigError(f"source {spec.source!r} returned a {type(part).__name__}, not inputs and labels")
+    return arrays
 
 
 def _set_channels(examples: Arrays, spec: Data, place: str) -> Arrays:

@@ -92,7 +92,7 @@ def test_a_network_of_the_users_own(run, tmp_path, monkeypatch):
     monkeypatch.setenv("FIELDFLEET_MODELS", "shownnets")
     code, _, error = run("shownnets:net")
     assert code == 2
-    assert names_all(error, "shownnets", "module:function")
+    assert names_all(error, "shownnets", "module:attribute")
 
 
 def test_a_run_imports_what_the_servers_file_allows(tmp_path, monkeypatch, capsys):
@@ -112,7 +112,7 @@ def test_a_run_imports_what_the_servers_file_allows(tmp_path, monkeypatch, capsy
     assert names_all(errors[1], "absent_nets")
     assert registry.VARIABLE not in errors[1], "allowed, but there is no such module"
     path.write_text('plan = "plan.toml"\nsite = "lab"\nmodels = ["*:*"]\n')
-    with pytest.raises(ConfigError, match=naming("*:*", "module:function")):
+    with pytest.raises(ConfigError, match=naming("*:*", "module:attribute")):
         load(path)
 
 

@@ -1,0 +1,66 @@
+"""Plugins of a plan: what the run records, what tasks carry, and whether a resumed run still has the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from edge_server.allocation.allocators.table import ALLOCATORS
+from edge_server.journal.records import RunOpened
+from edge_server.plan.plan import Plan
+from shared.algorithms import ALGORITHMS
+from shared.codecs import CODECS
+from shared.data.sources.read import SOURCES
+from shared.errors import ConfigError
+from shared.models import MODELS
+from shared.plugins import SHOWN_DIGITS, identify
+from shared.protocol.messages import PluginVersion
+from shared.registry import Registry
+
+REGISTRIES: Sequence[Registry[Any]] = (ALGORITHMS, ALLOCATORS, CODECS, MODELS, SOURCES)
+"""Every kind of plugin, in the order of the entry points' groups."""
+SERVER_KINDS = frozenset({ALLOCATORS.kind, SOURCES.kind})
+"""Kinds of which devices have none, or choose their own."""
+
+
+def plan_plugins(plan: Plan) -> tuple[PluginVersion, ...]:
+    """Return the plugins that a plan names; empty if all of its names are built in.
+
+    Raises:
+        ConfigError: One is unknown, not allowed in this process, or cannot be imported.
+    """
+    return identify(_names(plan))
+
+
+def task_plugins(plan: Plan) -> tuple[PluginVersion, ...]:
+    """Return the plugins that tasks of a plan need on devices."""
+    return identify((registry, name) for registry, name in _names(plan) if registry.kind not in SERVER_KINDS)
+
+
+def require_recorded(begun: RunOpened, plugins: Sequence[PluginVersion]) -> None:
+    """Refuse to resume a run with other code of a plugin than it began with.
+
+    Raises:
+        ConfigError: A digest differs; the message names both.
+    """
+    recorded = {(plugin.kind, plugin.name): plugin for plugin in begun.plugins or ()}
+    for plugin in plugins:
+        before = recorded.get((plugin.kind, plugin.name))
+        if before and before.digest != plugin.digest:
+            raise ConfigError(
+                f"run {begun.run!r} began with {plugin.kind} {plugin.name!r} {before.version} (digest "
+                f"{before.digest[:SHOWN_DIGITS]}), and here it is {plugin.version} (digest "
+                f"{plugin.digest[:SHOWN_DIGITS]}); restore that version, or name another run"
+            )
+
+
+def _names(plan: Plan) -> Iterator[tuple[Registry[Any], str]]:
+    yield ALGORITHMS, plan.algorithm.name
+    yield MODELS, plan.model.name
+    yield CODECS, plan.codec.name
+    yield CODECS, plan.cut_codec.name
+    if plan.optimizer:
+        yield ALLOCATORS, plan.optimizer.name
+    for data in (plan.data, plan.server_data):
+        if data:
+            yield SOURCES, data.source

@@ -1,0 +1,112 @@
+"""Versions and digests of plugins: which code a run uses, and whether a device has the same."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError
+from shared.protocol.messages import PluginVersion
+from shared.registry import Plugin, Registry, find, locate, normalise_distribution
+
+SHOWN_DIGITS = 12
+"""Digits of a digest in messages."""
+SKIPPED = "__pycache__"
+
+
+def identify(uses: Iterable[tuple[Registry[Any], str]]) -> tuple[PluginVersion, ...]:
+    """Return the identity of each plugin among the used names, which are imported; built-in names have none.
+
+    Raises:
+        ConfigError: A plugin is unknown, not allowed in this process, or cannot be imported.
+    """
+    registries = {(registry.kind, name): registry for registry, name in uses if name not in registry}
+    return tuple(_identify(registry, name) for (_, name), registry in registries.items())
+
+
+def _identify(registry: Registry[Any], name: str) -> PluginVersion:
+    find(registry, name, registry.kind)
+    plugin = locate(registry, name)
+    assert plugin
+    return describe(plugin, registry.kind, name)
+
+
+def describe(plugin: Plugin, kind: str, name: str) -> PluginVersion:
+    """Return a plugin's identity, without importing it; the digest is empty if its source files are missing."""
+    distribution, version = (plugin.distribution, plugin.version) if plugin.distribution else _owner(plugin.module)
+    return PluginVersion(
+        kind=kind, name=name, distribution=distribution, version=version, digest=source_digest(plugin.module)
+    )
+
+
+def require_same(expected: Sequence[PluginVersion], registries: Iterable[Registry[Any]], device: str) -> None:
+    """Refuse a task if this device's code of one of its plugins differs from the server's.
+
+    Raises:
+        ConfigError: It differs, or this device does not have or allow the plugin; the message names both.
+    """
+    by_kind = {registry.kind: registry for registry in registries}
+    for plugin in expected:
+        if registry := by_kind.get(plugin.kind):
+            for present in identify([(registry, plugin.name)]):
+                if present.digest != plugin.digest:
+                    raise ConfigError(
+                        f"device {device}: {plugin.kind} {plugin.name!r} is {_format(present)} here, but "
+                        f"{_format(plugin)} on the server; install the same version on both"
+                    )
+
+
+def _format(plugin: PluginVersion) -> str:
+    version = f"{plugin.distribution} {plugin.version} ".lstrip() if plugin.distribution else ""
+    return f"{version}(digest {plugin.digest[:SHOWN_DIGITS] or 'unknown'})"
+
+
+@lru_cache(maxsize=64)
+def source_digest(module: str) -> str:
+    """Return the SHA-256 of the source files of a module's top-level package, hexadecimal; empty if there are none.
+
+    Cached, since the process has imported the files as they were: later changes take effect in the next one.
+    """
+    digest = hashlib.sha256()
+    files = list(_source_files(module))
+    for name, path in files:
+        content = path.read_bytes()
+        digest.update(f"{name}\n{len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest() if files else ""
+
+
+def _source_files(module: str) -> Iterator[tuple[str, Path]]:
+    """Yield relative names and paths of a module's package, or of the module itself, sorted by name."""
+    path: Sequence[str] = sys.path
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), path)
+        if spec is None:
+            return
+        if spec.origin is None and spec.submodule_search_locations:  # a namespace, shared by several distributions
+            path = list(spec.submodule_search_locations)
+            continue
+        if spec.origin is None:
+            return
+        origin = Path(spec.origin)
+        if not spec.submodule_search_locations:
+            yield origin.name, origin
+            return
+        files = [file for file in origin.parent.rglob("*.py") if SKIPPED not in file.parts]
+        yield from sorted((file.relative_to(origin.parent).as_posix(), file) for file in files)
+        return
+
+
+@lru_cache(maxsize=64)
+def _owner(module: str) -> tuple[str, str]:
+    """Return the distribution that a module belongs to, and its version; empty if it was not installed."""
+    from importlib import metadata  # noqa: PLC0415 - two megabytes, which only plugins need
+
+    names = metadata.packages_distributions().get(module.partition(".")[0], [])
+    return (normalise_distribution(names[0]), metadata.version(names[0])) if names else ("", "")
