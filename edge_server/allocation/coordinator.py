@@ -31,7 +31,7 @@ def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
     Raises:
         ConfigError: As `shared.registry.find`.
     """
-    return find(ALLOCATORS, table.name, "optimizer")
+    return find(ALLOCATORS, table.name, "optimizer.name")
 
 
 def convert_options(table: OptimizerPlan) -> Any:

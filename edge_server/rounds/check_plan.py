@@ -66,6 +66,7 @@ def check(plan: Plan, path: Path) -> None:
     """
     check_structure(plan, path)
     for variant in (plan, apply_fallback(plan)):
+        _check_sources(variant, path)
         _check_choices(variant, path)
 
 
@@ -83,12 +84,15 @@ def require_one_site(plan: Plan, path: Path) -> None:
         )
 
 
-def _check_choices(plan: Plan, path: Path) -> None:
-    """Validate names and options by building the plan's parts."""
-    _check_early_stopping(plan, path)
+def _check_sources(plan: Plan, path: Path) -> None:
     for data in (plan.data, plan.server_data):
         if data:
             require_source(data, str(path))
+
+
+def _check_choices(plan: Plan, path: Path) -> None:
+    """Validate names and options by building the plan's parts."""
+    _check_early_stopping(plan, path)
     try:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")

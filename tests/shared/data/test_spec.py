@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.data.spec import Client, Data, Dirichlet, Even, Shards
+from shared.data.spec import Client, Data, Dirichlet, Even, Shards, require_source
+from shared.errors import ConfigError
+from tests.naming import naming
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,6 @@ def test_partitions_are_told_apart_by_kind(text, partition):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("source = 'web'", "source"),
         ("source = 'idx'", "path"),
         ("source = 'digits'\nhots = 1", "hots"),
         ("source = 'digits'\nholdout = 1.0", "holdout"),
@@ -62,3 +63,9 @@ def test_a_spec_is_parsed_without_torch_or_numpy():
     code = "import sys, shared.data.spec; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)  # noqa: S603 - ours
     assert done.returncode == 0
+
+
+def test_a_source_that_nobody_offers_is_refused_with_the_nearest_name():
+    require_source(Data(source="mymodule:read"), "x.toml")  # imported where it is read
+    with pytest.raises(ConfigError, match=naming("x.toml", "data.source", "'nzp'", "'npz'")):
+        require_source(Data(source="nzp", path="x"), "x.toml")
