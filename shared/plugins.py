@@ -38,7 +38,9 @@ def _identify(registry: Registry[Any], name: str) -> PluginVersion:
 
 def describe(plugin: Plugin, kind: str, name: str) -> PluginVersion:
     """Return a plugin's identity, without importing it; the digest is empty if its source files are missing."""
-    distribution, version = (plugin.distribution, plugin.version) if plugin.distribution else _owner(plugin.module)
+    distribution, version = (
+        (plugin.distribution, plugin.version) if plugin.distribution else owning_distribution(plugin.module)
+    )
     return PluginVersion(
         kind=kind, name=name, distribution=distribution, version=version, digest=source_digest(plugin.module)
     )
@@ -104,8 +106,8 @@ def _source_files(module: str) -> Iterator[tuple[str, Path]]:
 
 
 @lru_cache(maxsize=64)
-def _owner(module: str) -> tuple[str, str]:
-    """Return the distribution that a module belongs to, and its version; empty if it was not installed."""
+def owning_distribution(module: str) -> tuple[str, str]:
+    """Return name and version of the distribution that a module belongs to; empty if it was not installed."""
     from importlib import metadata  # noqa: PLC0415 - two megabytes, which only plugins need
 
     names = metadata.packages_distributions().get(module.partition(".")[0], [])

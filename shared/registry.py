@@ -12,10 +12,10 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
@@ -48,8 +48,7 @@ FAULTS = (
 """Exceptions from custom code; they must not end the process."""
 
 
-@dataclass(frozen=True, eq=False)
-class Registry(Mapping[str, T], Generic[T]):
+class Registry(dict[str, T]):
     """Built-in objects of one kind by name; `find` returns plugins too.
 
     Attributes:
@@ -59,20 +58,17 @@ class Registry(Mapping[str, T], Generic[T]):
         holds_products: Whether the entries are such objects themselves, not builders.
     """
 
-    kind: str
-    group: str
-    built_in: Mapping[str, T]
-    product: type | None = None
-    holds_products: bool = False
-
-    def __getitem__(self, name: str) -> T:
-        return self.built_in[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.built_in)
-
-    def __len__(self) -> int:
-        return len(self.built_in)
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        built_in: Mapping[str, T],
+        *,
+        product: type | None = None,
+        holds_products: bool = False,
+    ) -> None:
+        super().__init__(built_in)
+        self.kind, self.group, self.product, self.holds_products = kind, group, product, holds_products
 
 
 @dataclass(frozen=True)

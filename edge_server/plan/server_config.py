@@ -79,13 +79,21 @@ class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Processor for evaluation, the server's part of a split network, and training on the server.
+    """Evaluation, the server's part of a split network, and training on the server.
 
     Attributes:
         device: `cpu`, `cuda` for a GPU, or `auto` for the GPU if torch can use one. Aggregates stay on the CPU.
+        plugins: Networks, algorithms, codecs, allocators, losses, metrics and sources from outside that plans may
+            name: `module:attribute`, `distribution:name` for an entry point, or `module:*` for all that a module
+            defines; in addition to those of FIELDFLEET_PLUGINS.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "cpu"
+    plugins: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Reject entries that are no names of plugins."""
+        require_entries(self.plugins, "plugins")
 
 
 class TopsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,10 +164,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         trainer: Processor that the server computes on.
         tops: Limits of `edge-server serve-tops`.
         threads: Torch threads; 0 for torch's default.
-        plugins: Networks, algorithms, codecs, allocators, losses, metrics and sources from outside that plans may
-            name: `module:attribute`, `distribution:name` for an entry point, or `module:*` for all that a module
-            defines; in addition to those of FIELDFLEET_PLUGINS.
-        models: Older name of `plugins`; both are read.
+        models: Older name of `trainer.plugins`; both are read.
         log_level: debug, info, warning or error.
         peer: Other sites of a plan with several sites; ignored with one site.
     """
@@ -177,14 +182,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trainer: TrainerConfig = TrainerConfig()
     tops: TopsConfig = TopsConfig()
     threads: int = 0
-    plugins: list[str] = []
     models: list[str] = []
     log_level: str = "info"
     peer: list[PeerConfig] = []
 
     def __post_init__(self) -> None:
         """Reject invalid network names and thread counts."""
-        require_entries(self.plugins, "plugins")
         require_entries(self.models)
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 0 (torch's default) to {MAX_THREADS}")
@@ -192,7 +195,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def plugin_entries(self) -> list[str]:
         """The plugins that this server may import."""
-        return [*self.plugins, *self.models]
+        return [*self.trainer.plugins, *self.models]
 
 
 def load(path: Path) -> ServerConfig:

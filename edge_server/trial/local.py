@@ -141,8 +141,7 @@ def run_server(
         "peer": [{"site": site, "broker": _address(other)} for site, other in (peers or {}).items()],
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
-        "trainer": {"device": local.device},
-        "plugins": registry.allowed_entries(),
+        "trainer": {"device": local.device, "plugins": registry.allowed_entries()},
         "log_level": local.log_level,
     }
     return _run_process(place, SERVER, "edge_server", config)

@@ -40,7 +40,7 @@ def installed(tmp_path, monkeypatch) -> Iterator[Path]:
 def forget() -> None:
     registry.allow([])
     plugins.source_digest.cache_clear()
-    plugins._owner.cache_clear()
+    plugins.owning_distribution.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("fieldplug", "elsewhere")]:
         del sys.modules[name]
 
