@@ -40,7 +40,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal arrives; the same command resumes it."""
     from edge_server.journal.runs import describe_edits, find_ended_run, find_unfinished, make_run_name, run_exists  # noqa: PLC0415
-    from edge_server.plan.server_config import load  # noqa: PLC0415
+    from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 
     with loading():
         from edge_server.rounds import check_plan  # noqa: PLC0415
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     config = load(options.config)
     check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
-    registry.allow([*registry.allowed_entries(), *config.plugin_entries])
+    registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
     is_begun = partial(_is_begun, config, again=options.again)
     plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True, is_resumed=is_begun)
     name = config.run or find_unfinished(Path(config.data_dir), plan)
@@ -333,10 +333,10 @@ def _check_plan(options: argparse.Namespace) -> int:
     processes.configure("warning", options.verbose)
     data_root = folders.default_data_root()
     if options.config:
-        from edge_server.plan.server_config import load  # noqa: PLC0415
+        from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 
         config = load(options.config)
-        registry.allow([*registry.allowed_entries(), *config.plugin_entries])
+        registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
         data_root = Path(config.data_root)
     checked = check_plan(options.plan, options.data_root or data_root)
     if options.format == "json":

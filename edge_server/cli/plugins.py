@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.plan.server_config import load
+from edge_server.plan.server_config import load, plugin_entries
 from shared import registry
 from shared.plugins import SHOWN_DIGITS, describe
 from shared.protocol.messages import PluginVersion
@@ -50,7 +50,7 @@ def plugins(options: argparse.Namespace) -> int:
         ConfigError: The configuration file cannot be read.
     """
     if options.config:
-        registry.allow([*registry.allowed_entries(), *load(options.config).plugin_entries])
+        registry.allow([*registry.allowed_entries(), *plugin_entries(load(options.config))])
     listed = sorted([*_entry_points(), *_listed_attributes()], key=lambda plugin: (plugin.kind, plugin.name))
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(listed), indent=1).decode() + "\n")

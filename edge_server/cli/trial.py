@@ -18,7 +18,7 @@ from edge_server.journal.runs import create_runs_folder, describe_edits, find_un
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.data import planned_data, require_data
 from edge_server.plan.plan import Plan, devices
-from edge_server.plan.server_config import ServerConfig
+from edge_server.plan.server_config import ServerConfig, plugin_entries
 from edge_server.plan.server_config import load as load_config
 from edge_server.report.progress_bar import NewsBar, print_line
 from edge_server.rounds.check_plan import load, require_one_site
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         TaskFailed: A process of a local trial died.
     """
     config = _config(options)
-    registry.allow([*registry.allowed_entries(), *config.plugin_entries])
+    registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
     plan = load(
         options.plan,
         Path(config.data_root),

@@ -192,10 +192,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 0 (torch's default) to {MAX_THREADS}")
 
-    @property
-    def plugin_entries(self) -> list[str]:
-        """The plugins that this server may import."""
-        return [*self.trainer.plugins, *self.models]
+
+def plugin_entries(config: ServerConfig) -> list[str]:
+    """Return the plugins that this server may import."""
+    return [*config.trainer.plugins, *config.models]
 
 
 def load(path: Path) -> ServerConfig:

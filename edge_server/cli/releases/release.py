@@ -91,9 +91,9 @@ def _read(options: argparse.Namespace) -> RunModel:
     if any(size < 1 for size in options.example):
         raise ConfigError("--example: use numbers from 1")
     if options.config:
-        from edge_server.plan.server_config import load  # noqa: PLC0415
+        from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 
-        registry.allow([*registry.allowed_entries(), *load(options.config).plugin_entries])
+        registry.allow([*registry.allowed_entries(), *plugin_entries(load(options.config))])
     run = find_run(options.data_dir, options.run)
     sites = run.opened.plan.sites if run.opened else UNSET
     number = None if options.round is None else parse_round(options.round, sites)
