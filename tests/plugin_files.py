@@ -44,8 +44,8 @@ def plain() -> Codec:
     return dense()
 
 
-def pairs(spec, most):
-    count = int(Path(spec.path).read_text())
+def pairs(data):
+    count = int(Path(data.path).read_text())
     labels = np.arange(count) % 3
     return np.eye(4)[labels] + np.arange(count)[:, None] % 5, labels
 

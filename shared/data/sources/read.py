@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 from shared.registry import FAULTS, Registry, find
 from shared.runtime.memory import require_room
 
-SOURCES: Registry[Callable[[Data, int | None], ReadPart]] = Registry(
+SOURCES: Registry[Callable[..., ReadPart]] = Registry(
     "source",
     "sources",
     {
@@ -98,12 +98,12 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
 
 
 def _read_source(spec: Data, most: int | None) -> ReadPart:
-    """Read a built-in source or a plugin, which may also return `Arrays`, or inputs and labels."""
+    """Read a built-in source, or call a plugin: `function(data, **options)` -> inputs and labels, or `Arrays`."""
     read = find(SOURCES, spec.source, "source")
     if spec.source in SOURCES:
         return read(spec, most)
     try:
-        part: object = read(spec, most)
+        part: object = read(spec, **(spec.options or {}))
         arrays = Arrays(as_inputs(np.asarray(part[0])), np.asarray(part[1])) if isinstance(part, tuple) else part
     except FAULTS as error:
         problem = f"{type(error).__name__}: {error}"
