@@ -22,6 +22,7 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.renewal import Renewal, show_certificate
 from edge_server import __main__ as server_command
 from edge_server.gateway.enrolment.ledger import read_ledger
+from edge_server.gateway.enrolment.registrar import MESSAGES
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.initialise import SiteSettings, initialise
@@ -33,6 +34,7 @@ from shared.runtime.clock import utc_seconds
 from shared.transport.base import Presence
 from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
+from shared.transport.tls import ALERTS
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
 from tests.naming import naming
 
@@ -124,7 +126,7 @@ def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_
             assert await refusal(path) == ""
             other = agent_file(tmp_path / "other")
             code, said, why = await join(other, line)
-            assert (code, "used" in why) == (2, True)
+            assert (code, MESSAGES["used"] in why) == (2, True)
             assert not (await revoke(site.folder, "pi-03", now())).faults
             assert await refusal(path)
             code, said, why = await join(path, await token("pi-03", "--readmit"))
@@ -169,7 +171,8 @@ def test_a_certificate_is_renewed_and_shown_to_the_broker_before_it_is_used(tmp_
                 assert await refusal(path) == ""
                 assert await show_certificate(config.broker, clock) == ""
                 await revoke(site.folder, "pi-03", now())
-                assert "revoked" in await show_certificate(config.broker, clock)
+                said = await show_certificate(config.broker, clock)
+                assert ALERTS["CERTIFICATE_REVOKED"].format(cert=config.broker.tls.cert) in said
         finally:
             assert site.process
             site.process.terminate()
