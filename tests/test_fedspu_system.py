@@ -9,7 +9,6 @@ import pytest
 from device_agent.trainer import device_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, UpdateAccepted
-from edge_server.replay.run import replay_plan
 from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
 
 pytestmark = [
@@ -51,7 +50,7 @@ def test_a_killed_agent_keeps_its_personal_model(site, victim):
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(victim)
     records = site.records(victim)
-    _, replayed = replay_plan(site.plan(victim), site.folder / f"again-{victim}", 2)
+    _, replayed = site.replayed(victim, site.plan(victim))
     assert _told(records) == _told(replayed)
     run = next(one.run for one in records if isinstance(one, RunOpened))
     state, _ = device_state.read(site.fleet.folder / victim / "state" / run)

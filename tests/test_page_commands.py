@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess  # noqa: TID251 - the commands as a user types them
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,10 @@ import pytest
 from device_agent.__main__ import COMMANDS as AGENT_COMMANDS
 from device_agent.__main__ import build_parser as build_agent_parser
 from edge_server.__main__ import build_parser as build_server_parser
+from tests.edge_server.processes import captured, started
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 300.0
-PROGRAMS = ("edge-server", "device-agent")
 PLACEHOLDERS = {"N": "3", "X": "0.5", "S": "5", "SECONDS": "5", "SHARE": "0.5", "W": "1", "COUNT": "3"}
 """Words of the pages that stand for numbers; all others are taken as they are."""
 LINE = re.compile(r"^(?: {4,}|\t|\$ )?(?:sudo )?((?:edge-server|device-agent) .*)$", re.MULTILINE)
@@ -83,25 +80,23 @@ def test_every_make_target_of_the_pages_is_one():
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_the_first_pages_commands_run_as_printed(tmp_path):
-    """After the demo, in its order, with the last run for RUN; a rollout wants boards, and has tests of its own."""
+def test_the_first_pages_commands_run_as_printed(tmp_path, monkeypatch):
+    """After the demo, in its order, with the last run for RUN; a rollout wants boards, and has tests of its own.
+
+    The demo is a process as a user starts it; the others run in this one, which has torch already.
+    """
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     demo = re.search(r"^demo:.*\n\t@\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert demo
     text = (ROOT / "README.md").read_text()
     shown = LINE.findall(text[text.index("## What the demo shows") : text.index("## Plans")])
     assert len(shown) >= 7
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for command in [demo[1], *(one for one in shown if " rollout " not in one)]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with started("edge_server", *words_of(demo[1])[1:], cwd=tmp_path, log=tmp_path / "demo.log") as process:
+        assert process.wait(LIMIT_S) == 0, (tmp_path / "demo.log").read_text()[-3000:]
+    for command in (one for one in shown if " rollout " not in one):
         program, *words = words_of(command.replace(" RUN", " last"))
-        assert program in PROGRAMS
-        done = subprocess.run(  # noqa: S603 - our own programs
-            [sys.executable, "-m", program.replace("-", "_"), *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        assert program == "edge-server"
+        done = captured(*words)
+        assert done.code == 0, f"{command}: {done.out[-1000:]}{done.err[-2000:]}"

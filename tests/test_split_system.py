@@ -79,7 +79,7 @@ class Split(Field):
         assert told == [(number, ("a", "b"), STEPS, {}) for number in range(1, ROUNDS + 1)]
         accepted = [(one.device, one.round) for one in drop_void(records) if isinstance(one, UpdateAccepted)]
         assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
-        require_equal(final(folder_of(self.folder / name), ROUNDS), self.replayed(name, plan))
+        require_equal(final(folder_of(self.folder / name), ROUNDS), self.replayed(name, plan)[0].tree)
 
 
 def trainer(fleet: Fleet, name: str) -> psutil.Process:

@@ -87,12 +87,12 @@ def captured(*arguments: object, limit_s: float = PATIENCE_S) -> Ended:
 
 
 @contextmanager
-def started(module: str, *arguments: object, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(module: str, *arguments: object, log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
     """Run one of our commands in a session of its own; it is gone after the block."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - ours
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield process
@@ -263,7 +263,7 @@ class Field:
     folder: Path
     rounds = ROUNDS
     log_level = "info"
-    _replayed: dict[bytes, State] = field(default_factory=dict)
+    _replayed: dict[bytes, tuple[State, list[AnyRecord]]] = field(default_factory=dict)
 
     def sections(self) -> dict[str, str]:
         """Return what the plan has beside or in place of `TINY`; its rounds take long enough to be cut."""
@@ -303,14 +303,14 @@ class Field:
         assert len(accepted) == len(set(accepted)) == 2 * self.rounds
         assert [type(one) for one in records if isinstance(one, RunOpened | RunClosed)] == [RunOpened, RunClosed]
         folder = folder_of(self.folder / name)
-        require_equal(final(folder, self.rounds), self.replayed(name, plan))
+        require_equal(final(folder, self.rounds), self.replayed(name, plan)[0].tree)
 
-    def replayed(self, name: str, plan: Plan) -> dict[str, Any]:
-        """Return the parameters that a replay of a plan ends with: the same for whatever was killed meanwhile."""
+    def replayed(self, name: str, plan: Plan) -> tuple[State, list[AnyRecord]]:
+        """Return the end and the records of a plan's replay: the same for whatever was killed meanwhile."""
         key = msgspec.msgpack.encode(plan)
         if key not in self._replayed:
-            self._replayed[key], _ = replay_plan(plan, self.folder / f"replay-{name}", 2)
-        return self._replayed[key].tree
+            self._replayed[key] = replay_plan(plan, self.folder / f"replay-{name}", 2)
+        return self._replayed[key]
 
 
 @contextmanager
