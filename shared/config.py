@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from shared.config_faults import find_faults
+from shared.config_faults import DATES, find_faults
 from shared.errors import ConfigError
 from shared.spelling import guess
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 20
 """Size limit; a longer file is not a configuration, and is not read to its end."""
 
+_TOO_DEEP = "arrays or tables are nested too deeply; flatten them"
+_TOO_LONG = "an integer has more than 64 bits; make it smaller"
 _DEEP_KEY = re.compile(r"(?:\.[^.\n]+){64}")
 """A dotted key of so many parts: the parser's time and memory grow with their square, also for ignored keys."""
 
@@ -66,16 +68,43 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
-        faults = _all_faults(text, kind, is_json=is_json) or [str(error)]
-        lines = [f"{path}: {_rephrase(escape_unprintable(fault), kind, text, is_json=is_json)}" for fault in faults]
-        raise ConfigError("\n".join(lines)) from error
+        raise _invalid(error, _decode_untyped(text, is_json=is_json), kind, path) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {escape_unprintable(error)}; correct that line") from error
     except RecursionError:
-        raise ConfigError(f"{path}: arrays or tables are nested too deeply; flatten them") from None
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from None
     except OverflowError:
-        raise ConfigError(f"{path}: an integer has more than 64 bits; make it smaller") from None
+        raise ConfigError(f"{path}: {_TOO_LONG}") from None
     return value
+
+
+def convert(value: Any, kind: type[T], path: Path) -> T:
+    """Convert a decoded file, or the same tables made in Python, into a typed struct, with the errors of `parse`.
+
+    Args:
+        value: Dicts, lists, texts, numbers.
+        path: Name of the value, for errors.
+
+    Raises:
+        ConfigError: Keys are unknown, missing or of a wrong type, one line for each.
+    """
+    try:
+        converted = msgspec.convert(value, kind, builtin_types=DATES, str_keys=True)
+        msgspec.msgpack.encode(value)  # raises OverflowError for an integer that cannot be sent
+    except msgspec.ValidationError as error:
+        raise _invalid(error, value, kind, path) from error
+    except RecursionError:
+        raise ConfigError(f"{path}: {_TOO_DEEP}") from None
+    except OverflowError:
+        raise ConfigError(f"{path}: {_TOO_LONG}") from None
+    return converted
+
+
+def _invalid(error: msgspec.ValidationError, value: Any, kind: type, path: Path) -> ConfigError:
+    """Return the error that names every fault of a value; the first alone where the value is None."""
+    faults = (value is not None and find_faults(value, kind)) or [str(error)]
+    lines = [f"{path}: {_rephrase(escape_unprintable(fault), kind, value)}" for fault in faults]
+    return ConfigError("\n".join(lines))
 
 
 def _decode(text: str, kind: Any, *, is_json: bool) -> Any:
@@ -94,13 +123,12 @@ def _decode(text: str, kind: Any, *, is_json: bool) -> Any:
     return value
 
 
-def _all_faults(text: str, kind: type, *, is_json: bool) -> list[str]:
-    """Return every fault of the file; empty where it is not even valid TOML or JSON."""
+def _decode_untyped(text: str, *, is_json: bool) -> Any:
+    """Return the tables of a file; None where they cannot be decoded."""
     try:
-        value: Any = _decode(text, Any, is_json=is_json)
+        return _decode(text, Any, is_json=is_json)
     except (msgspec.MsgspecError, RecursionError, OverflowError):
-        return []
-    return find_faults(value, kind)
+        return None
 
 
 def escape_unprintable(error: object) -> str:
@@ -108,28 +136,28 @@ def escape_unprintable(error: object) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 
 
-def _rephrase(error: str, kind: type, text: str, *, is_json: bool) -> str:
+def _rephrase(error: str, kind: type, value: Any) -> str:
     """Rephrase msgspec's `Expected X, got Y - at `$.key`` with the key first and the remedy last."""
     problem, _, place = error.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "top level"
     if "unknown field" in problem:
-        keys = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
+        keys = _known_keys("" if key == "top level" else key, kind, value)
         named = f" (known: {', '.join(keys)})" if keys else ""
         hint = guess(problem.partition("`")[2].rstrip("`"), keys, "`")
         return f"{key}: {problem}; remove it or correct its spelling{named}{hint}"
     if "missing required field" in problem:
         return f"{key}: {problem}; add it"
     if "enum value" in problem:
-        allowed = [str(value) or "''" for node in _types_at(key, kind) for value in _literals(node)]
+        allowed = [str(literal) or "''" for node in _types_at(key, kind) for literal in _literals(node)]
         return f"{key}: {problem}; correct the value: use {' or '.join(allowed)}" if allowed else f"{key}: {problem}"
     return f"{key}: {problem}; correct the value"
 
 
-def _known_keys(place: str, kind: type, text: str, *, is_json: bool) -> list[str]:
+def _known_keys(place: str, kind: type, value: Any) -> list[str]:
     """Return the keys of the table at a place such as `device[0].link`; empty if unknown."""
     tables = [node for node in _types_at(place, kind) if isinstance(node, inspect.StructType)]
     if len(tables) > 1:  # a tagged union: the table's tag selects the struct
-        content = _table_at(place, _decode(text, dict[str, Any], is_json=is_json))
+        content = _table_at(place, value)
         tables = [table for table in tables if content.get(table.tag_field or "") == table.tag]
     tags = [table.tag_field for table in tables[:1] if table.tag_field]
     return [*tags, *(field.encode_name for table in tables[:1] for field in table.fields)]

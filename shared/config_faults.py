@@ -12,7 +12,8 @@ import msgspec
 
 MAX_FAULTS = 50
 """Limit of the list: a file with more faults is not such a configuration."""
-_DATES = (dt.datetime, dt.date, dt.time)
+DATES = (dt.datetime, dt.date, dt.time)
+"""Types of TOML values beside those of JSON."""
 
 
 def find_faults(value: object, kind: type) -> list[str]:
@@ -23,7 +24,7 @@ def find_faults(value: object, kind: type) -> list[str]:
 def _faults(value: object, kind: Any, place: str) -> Iterator[str]:
     """Yield the faults of a value's parts, or else its own fault."""
     try:
-        msgspec.convert(value, kind, builtin_types=_DATES, str_keys=True)
+        msgspec.convert(value, kind, builtin_types=DATES, str_keys=True)
     except msgspec.ValidationError as error:
         has_inner = False
         for fault in _faults_of_parts(value, _select_type(kind, value), place):

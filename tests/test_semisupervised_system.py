@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_field
 
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, CostSettled, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.journal.runs import Run as StoredRun
+from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import device_data, test_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Work

@@ -180,7 +180,7 @@ def explain(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Run a plan, or replay a recorded run, in virtual time."""
-    from edge_server.journal.runs import Run  # noqa: PLC0415
+    from edge_server.journal.runs import StoredRun  # noqa: PLC0415
 
     with loading():
         from edge_server.cli import replay as command  # noqa: PLC0415
@@ -189,7 +189,7 @@ def replay(options: argparse.Namespace) -> int:
     recorded = command.find_recorded(options)
     runs = command.run_command(options)
     if recorded:
-        return command.compare_with_recorded(options, recorded, [Run(*run) for run in runs])
+        return command.compare_with_recorded(options, recorded, [StoredRun(*run) for run in runs])
     _show_all(options, runs)
     return max(outcome_code(records) for _, records in runs)
 
@@ -262,11 +262,11 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
         for folder, records in runs:
             sys.stdout.write(f"\n{folder.name}\n")
             _show(options, folder, records)
-        from edge_server.journal.runs import Run, name_of_sites  # noqa: PLC0415
+        from edge_server.journal.runs import StoredRun, name_of_sites  # noqa: PLC0415
         from edge_server.sites.overview import accuracy_line  # noqa: PLC0415
 
         write_text(sys.stdout, accuracy_line({folder.name: records for folder, records in runs}))
-        if common := name_of_sites(Run(runs[0][0], list(runs[0][1]))):
+        if common := name_of_sites(StoredRun(runs[0][0], list(runs[0][1]))):
             sys.stdout.write(f"all sites: edge-server report {common} --data-dir {options.data_dir}\n")
 
 

@@ -12,7 +12,7 @@ import msgspec
 from edge_server.cli.report import write
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import Run, find_site_runs
+from edge_server.journal.runs import StoredRun, find_site_runs
 from edge_server.replay.comparison.compare import Gap, Model, compare_runs
 from edge_server.replay.comparison.compare_page import page, sites_page
 from edge_server.replay.comparison.compare_sites import SitesGap, compare_sites
@@ -28,7 +28,7 @@ EXIT_FAR = 1
 """The gap exceeds `--fail-above`."""
 
 
-def find_recorded(options: argparse.Namespace) -> list[Run]:
+def find_recorded(options: argparse.Namespace) -> list[StoredRun]:
     """Return the run to compare with, or those of several sites; called before the replay, so that errors show at once.
 
     Raises:
@@ -57,7 +57,9 @@ def run_command(options: argparse.Namespace) -> list[ReplayedRun]:
     )
 
 
-def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], replayed: Sequence[Run]) -> int:
+def compare_with_recorded(
+    options: argparse.Namespace, recorded: Sequence[StoredRun], replayed: Sequence[StoredRun]
+) -> int:
     """Report the gap between a replay and a recorded run, or those of several sites; return the exit code.
 
     Args:
@@ -82,7 +84,7 @@ def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], 
     return exit_code(gap, options.fail_above)
 
 
-def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
+def _gap(recorded: Sequence[StoredRun], replayed: Sequence[StoredRun]) -> Gap | SitesGap:
     """Return the gap between two runs, or the gaps of all sites."""
     if len(recorded) == len(replayed) == 1:
         return gap_between_runs(recorded[0], replayed[0])
@@ -92,7 +94,7 @@ def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
     return compare_sites(before, after, gaps)
 
 
-def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
+def gap_between_runs(recorded: StoredRun, replayed: StoredRun) -> Gap:
     """Return the gap between two runs, including their final models.
 
     Raises:
@@ -110,7 +112,7 @@ def exit_code(gap: Gap | SitesGap, most: float | None) -> int:
     return 0 if seconds and not seconds.boundless and seconds.median <= most else EXIT_FAR
 
 
-def compare_models(recorded: Run, replayed: Run) -> tuple[Model, str]:
+def compare_models(recorded: StoredRun, replayed: StoredRun) -> tuple[Model, str]:
     """Compare the final parameters bit by bit; return the result, and a reason if it is unknown."""
     numbers = [last_model_round(run.records) for run in (recorded, replayed)]
     if numbers[0] != numbers[1]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.cli import folders
-from edge_server.journal.runs import Run, all_runs, find_run, folders_of_runs, is_empty, summarise_run
+from edge_server.journal.runs import StoredRun, all_runs, find_run, folders_of_runs, is_empty, summarise_run
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.command_line import add_command
@@ -132,7 +132,7 @@ def _prune(options: argparse.Namespace) -> int:
     return _remove(chosen)
 
 
-def _is_resumable(run: Run) -> bool:
+def _is_resumable(run: StoredRun) -> bool:
     """Check whether the command that started a run would resume it."""
     return bool(run.opened and run.opened.started and not run.opened.imported and not run.closed)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds, measured_rounds
-from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, make_round_namer, outcome_of
+from edge_server.journal.runs import FOLDER, StoredRun, best_path, checkpoint_path, make_round_namer, outcome_of
 
 MOST_NAMED = 4
 TRIES_TO_WAIT = 3
@@ -123,7 +123,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
     """Return the outcome of a run."""
     closed = closed_rounds(records)
-    run = Run(folder, list(records))
+    run = StoredRun(folder, list(records))
     measured = measured_rounds(records)
     failed = dict[str, str]()
     for end in closed:
@@ -140,7 +140,7 @@ def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
     )
 
 
-def _accuracy(measured: tuple[float, int], run: Run) -> RoundAccuracy:
+def _accuracy(measured: tuple[float, int], run: StoredRun) -> RoundAccuracy:
     accuracy, number = measured
     paths = (path(run.folder / FOLDER, number) for path in (checkpoint_path, best_path))
     model = next((str(path) for path in paths if path.exists()), "")

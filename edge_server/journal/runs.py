@@ -65,7 +65,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A run's folder and its journal."""
 
     folder: Path
@@ -122,7 +122,7 @@ def _begun_order(data_dir: Path) -> dict[str, int]:
     return {name: index for index, name in enumerate(names)}
 
 
-def start_order_key(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
+def start_order_key(data_dir: Path) -> Callable[[StoredRun], tuple[int, float]]:
     """Return a sort key for runs by beginning.
 
     Runs of versions that noted no order come first, by calendar time.
@@ -171,7 +171,7 @@ def is_empty(folder: Path) -> bool:
         return False
 
 
-def find_run(data_dir: Path, run: str) -> Run:
+def find_run(data_dir: Path, run: str) -> StoredRun:
     """Return a run by its name, a unique prefix of it, the path of its folder, or `last`.
 
     Raises:
@@ -180,14 +180,14 @@ def find_run(data_dir: Path, run: str) -> Run:
     folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _resolve_prefix(data_dir, run)
     check_data_folder(folder.parent)
     try:
-        return Run(folder, read_records(folder))
+        return StoredRun(folder, read_records(folder))
     except CorruptFile as error:
         raise ConfigError(
             f"{error}; restore the file from a copy, or resume the run from its intact records"
         ) from error
 
 
-def find_site_runs(data_dir: Path, run: str) -> list[Run]:
+def find_site_runs(data_dir: Path, run: str) -> list[StoredRun]:
     """Return a run as `find_run` does, or those of all sites of a plan: by the common prefix of their names or folder.
 
     The `last` run of a plan with sites stands for the runs of all sites made with it.
@@ -211,14 +211,14 @@ def find_site_runs(data_dir: Path, run: str) -> list[Run]:
     return _runs_of_sites(data_dir, run) or [find_run(data_dir, run)]
 
 
-def name_of_sites(run: Run) -> str:
+def name_of_sites(run: StoredRun) -> str:
     """Return the common prefix of all sites' runs from the name of one; empty if the plan has no sites."""
     sites = run.opened.plan.sites if run.opened else None
     ends = [site for site in sites.names if run.folder.name.endswith(f"-{site}")] if sites else []
     return run.folder.name.removesuffix(f"-{max(ends, key=len)}") if ends else ""
 
 
-def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
+def _runs_of_sites(data_dir: Path, base: str) -> list[StoredRun]:
     """Return the runs of one plan's sites by their common name, or a prefix of it if unambiguous."""
     matches = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
     if any(folder.name == base for folder in matches) or len(matches) <= 1:
@@ -229,9 +229,9 @@ def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
     return _sort_by_site(chosen)
 
 
-def _sort_by_site(runs: Iterable[Run]) -> list[Run]:
+def _sort_by_site(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
-    def place(run: Run) -> int:
+    def place(run: StoredRun) -> int:
         sites = run.opened.plan.sites if run.opened else None
         return (sites.names if sites else ()).index(run.folder.name.removeprefix(f"{name_of_sites(run)}-"))
 
@@ -260,7 +260,7 @@ def folders_of_runs(data_dir: Path) -> list[Path]:
     return sorted((path.parent for path in paths), key=lambda folder: (folder.name, folder))
 
 
-def all_runs(data_dir: Path) -> list[Run]:
+def all_runs(data_dir: Path) -> list[StoredRun]:
     """Return every readable run, newest first; unreadable ones are logged and skipped."""
     runs = []
     for folder in folders_of_runs(data_dir):
@@ -271,7 +271,7 @@ def all_runs(data_dir: Path) -> list[Run]:
     return sorted(runs, key=start_order_key(data_dir), reverse=True)
 
 
-def _begun_utc_s(run: Run) -> float:
+def _begun_utc_s(run: StoredRun) -> float:
     """Return when a run was begun; without calendar time, as in a replay, when its folder was last written."""
     stamp = run.opened.started if run.opened else ""
     utc_s = parse_utc_stamp(stamp)
@@ -334,9 +334,9 @@ def is_local(folder: Path) -> bool:
     return (folder / LOCAL).is_dir()
 
 
-def _runs_with_devices(data_dir: Path) -> list[Run]:
+def _runs_with_devices(data_dir: Path) -> list[StoredRun]:
     folders = [folder for folder in folders_of_runs(data_dir) if not is_local(folder)]
-    return [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
+    return [StoredRun(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
 
 
 def has_rounds(folder: Path) -> bool:
@@ -391,20 +391,20 @@ def describe_differences(earlier: Plan, plan: Plan) -> str:
     )
 
 
-def find_ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
+def find_ended_run(data_dir: Path, plan: Plan, name: str) -> StoredRun | None:
     """Return the run of that name if it has ended; without a name, the latest ended live run of exactly this plan.
 
     Args:
         name: Of the run; empty for any.
     """
-    named = [Run(data_dir / name, salvageable_records(data_dir / name / JOURNAL))] if name else None
+    named = [StoredRun(data_dir / name, salvageable_records(data_dir / name / JOURNAL))] if name else None
     runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
     return max(live, key=start_order_key(data_dir), default=None)
 
 
-def summarise_run(run: Run) -> RunSummary:
+def summarise_run(run: StoredRun) -> RunSummary:
     """Return one line about a run; its accuracy is the last evaluation, of personal models if there are any."""
     closed, opening = closed_rounds(run.records), run.opened
     on_devices = [record for record in drop_void(run.records) if isinstance(record, Evaluated)]
@@ -428,7 +428,7 @@ def _drop_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def outcome_of(run: Run) -> str:
+def outcome_of(run: StoredRun) -> str:
     """Return a run's outcome; `running` or, without a server at work on it, `dead` before its end.
 
     `missed` if it ended but no round had enough updates, so that its model is untrained.

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from edge_server.plan.plan import Plan
-from shared.config import parse, read_bytes
+from shared.config import convert, parse, read_bytes
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -106,10 +106,18 @@ def parse_plan(data: bytes, path: Path, is_resumed: Callable[[Plan], bool] = lam
     Raises:
         ConfigError: As `shared.config.parse`, or a new plan has a removed key.
     """
-    table = parse(data, dict[str, Any], path)
+    return convert_plan(parse(data, dict[str, Any], path), path, is_resumed)
+
+
+def convert_plan(table: dict[str, Any], path: Path, is_resumed: Callable[[Plan], bool] = lambda _: False) -> Plan:
+    """Convert a decoded plan, with the errors of `parse_plan`.
+
+    Args:
+        path: Name of the plan, for errors.
+    """
     dropped = drop_removed_keys(table)
     if not dropped:
-        return parse(data, Plan, path)
+        return convert(table, Plan, path)
     refusal = "\n".join(
         f"{path}: {drop.place}: this key was removed and is always {drop.key.value!r} ({drop.key.reason}); delete it"
         for drop in dropped

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
-from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, Run, best_path
+from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, StoredRun, best_path
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
@@ -65,7 +65,7 @@ class RunModel:
         return f"model {self.plan.model.name!r} of run {self.source.run}, round {self.source.round}"
 
 
-def read_model(run: Run, number: int | None = None, example: Sequence[int] = ()) -> RunModel:
+def read_model(run: StoredRun, number: int | None = None, example: Sequence[int] = ()) -> RunModel:
     """Load the global model of a run after a round.
 
     Args:
@@ -101,7 +101,7 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
     return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
 
 
-def _default_round(run: Run, plan: Plan) -> int:
+def _default_round(run: StoredRun, plan: Plan) -> int:
     """Return the most accurate stored round if the plan keeps the best model, or else the last one."""
     rounds = stored_rounds(run)
     if not rounds:
@@ -116,7 +116,7 @@ def _default_round(run: Run, plan: Plan) -> int:
     return rounds[-1]
 
 
-def stored_rounds(run: Run) -> list[int]:
+def stored_rounds(run: StoredRun) -> list[int]:
     """Return the rounds whose models are stored, ascending and without void rounds."""
     folder = run.folder / FOLDER
     names = [path.name for pattern in (CHECKPOINTS, BEST) for path in folder.glob(pattern)]
@@ -125,7 +125,7 @@ def stored_rounds(run: Run) -> list[int]:
     return sorted((numbers | {checkpoints.good_number(folder)}) & closed)
 
 
-def _checkpoint_path(run: Run, number: int) -> Path:
+def _checkpoint_path(run: StoredRun, number: int) -> Path:
     rounds = stored_rounds(run)
     if number not in rounds:
         some = ", ".join(map(str, rounds)) or "none"
@@ -135,7 +135,7 @@ def _checkpoint_path(run: Run, number: int) -> Path:
     return best if best.exists() else checkpoints.state_path(folder, number)
 
 
-def _load_network(algorithm: Algorithm, state: State, model: Model, run: Run, number: int) -> Tree:
+def _load_network(algorithm: Algorithm, state: State, model: Model, run: StoredRun, number: int) -> Tree:
     """Return the evaluated network of a state; require all tensors, with matching shapes and finite values."""
     try:
         tree = join_network(algorithm, model, state)
@@ -189,7 +189,7 @@ def _describe_preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Pr
     return Preprocessing(size=size, layout=layout, **fields)
 
 
-def _describe_source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
+def _describe_source(run: StoredRun, algorithm: Algorithm, number: int) -> ReleaseSource:
     assert run.opened
     plan, personal = run.opened.plan, algorithm.personal is not None
     closed = {record.round: record for record in closed_rounds(run.records)}[number]

@@ -44,9 +44,21 @@ def load(
         ConfigError: As `read_plan`, or names clash, or the plan has sites and may not.
     """
     plan = read_plan(path, lambda plan: is_resumed(resolve_data(plan, data_root)))
-    check(plan, path)
     if not several_sites:
         require_one_site(plan, path)
+    return validate(plan, path, data_root)
+
+
+def validate(plan: Plan, path: Path, data_root: Path) -> Plan:
+    """Validate a plan and return it with its paths resolved against `data_root`.
+
+    Args:
+        path: Name of the plan, for errors.
+
+    Raises:
+        ConfigError: As `check`, or data that the server reads are missing.
+    """
+    check(plan, path)
     plan = resolve_data(plan, data_root)
     if plan.evaluation.every or plan.server_data:
         require_data(plan, data_root)

@@ -20,7 +20,7 @@ from edge_server.journal.records import (
     closed_rounds,
     drop_void,
 )
-from edge_server.journal.runs import FOLDER, Run, best_path
+from edge_server.journal.runs import FOLDER, StoredRun, best_path
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import join_network
 from shared.errors import ConfigError, CorruptFile
@@ -144,7 +144,7 @@ def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
     return False
 
 
-def load_trained_network(run: Run, number: int = 0) -> tuple[Model, Tree]:
+def load_trained_network(run: StoredRun, number: int = 0) -> tuple[Model, Tree]:
     """Return a run's network, without storage, and its trained parameters.
 
     Args:

@@ -21,7 +21,7 @@ from device_agent.inference.collaborative.interface import Half
 from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, SqliteStore
 from edge_server.journal.records import RoundClosed, RunClosed, RunOpened
-from edge_server.journal.runs import FOLDER, Run, find_run
+from edge_server.journal.runs import FOLDER, StoredRun, find_run
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from edge_server.release.create import create_release
@@ -63,7 +63,7 @@ def trained(model: Spec, seed: int) -> Tree:
 
 def leave_run(
     folder: Path, name: str, *, run: str = RUN, seed: int = 1, more: Tree | None = None, **sections: object
-) -> Run:
+) -> StoredRun:
     """Leave a finished run of three rounds, of which the second was the most accurate.
 
     Args:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge_server.cli import replay
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RunOpened, UpdateAccepted
-from edge_server.journal.runs import Run
+from edge_server.journal.runs import StoredRun
 from edge_server.replay.comparison.compare import FIGURES, ROUND, Gap, MatchCount, Pair, compare_runs, error_spread
 from edge_server.replay.comparison.compare_page import page
 from edge_server.replay.comparison.compare_text import bar, lines, percent
@@ -163,11 +163,11 @@ def test_bars_and_percents_are_for_the_eye():
     assert set(ROUND) < set(FIGURES)
 
 
-def kept(folder: Path, run: str, value: float | None) -> Run:
+def kept(folder: Path, run: str, value: float | None) -> StoredRun:
     """Return a run with a checkpoint of its last round, None for without."""
     if value is not None:
         checkpoints.save(folder / run / "checkpoints", 2, State({"w": torch.tensor([value, 1.0])}), durable=False)
-    return Run(folder / run, journal(folder, run))
+    return StoredRun(folder / run, journal(folder, run))
 
 
 def test_the_final_models_are_compared_bit_by_bit(tmp_path):
@@ -178,18 +178,18 @@ def test_the_final_models_are_compared_bit_by_bit(tmp_path):
     model, why = replay.compare_models(run, kept(tmp_path, "three", None))
     assert model == "unknown"
     assert why
-    shorter = Run(tmp_path / "one", journal(tmp_path, "one", rounds=1))
+    shorter = StoredRun(tmp_path / "one", journal(tmp_path, "one", rounds=1))
     model, why = replay.compare_models(run, shorter)
     assert model == "unknown"
     assert names_all(why, 2, 1)
     [path] = (tmp_path / "one" / "checkpoints").glob("round-*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert replay.compare_models(run, Run(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
+    assert replay.compare_models(run, StoredRun(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
 
 
 def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, capsys):
     """10 % off: code 0, unless more than 9 % is too much; the page lies where it was asked for."""
-    run, again = kept(tmp_path, "run", 1.0), Run(tmp_path / "again", journal(tmp_path, "again", slower=1.1))
+    run, again = kept(tmp_path, "run", 1.0), StoredRun(tmp_path / "again", journal(tmp_path, "again", slower=1.1))
     options = argparse.Namespace(fail_above=None, html=tmp_path / "gap.html", format="table")
     assert replay.compare_with_recorded(options, [run], [again]) == 0
     shown = capsys.readouterr().out

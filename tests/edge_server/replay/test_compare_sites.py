@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.records import Gossiped
-from edge_server.journal.runs import Run, find_site_runs
+from edge_server.journal.runs import StoredRun, find_site_runs
 from edge_server.replay.comparison.compare_page import sites_page
 from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap, compare_sites
 from edge_server.replay.comparison.compare_text import sites_lines
@@ -94,14 +94,14 @@ def test_a_replay_of_the_plan_is_held_against_its_runs(recorded, name, capsys):
 def test_gossips_with_others_and_sites_that_are_missing_are_not_compared(recorded, name):
     runs = dict(zip(SITES, find_site_runs(recorded / "runs", name), strict=True))
 
-    def torn(run: Run) -> Run:
+    def torn(run: StoredRun) -> StoredRun:
         records = [
             msgspec.structs.replace(one, on=(), off={"barn": "deadline"})
             if isinstance(one, Gossiped) and one.round == 4
             else one
             for one in run.records
         ]
-        return Run(run.folder, records)
+        return StoredRun(run.folder, records)
 
     gaps = {"roof": gap_between_runs(runs["roof"], torn(runs["roof"])), "barn": gap_between_runs(*[runs["barn"]] * 2)}
     [skipped] = [one for one in gaps["roof"].skipped if one.what == "gossip"]

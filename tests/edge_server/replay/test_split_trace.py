@@ -10,7 +10,7 @@ from msgspec.structs import replace as replace_field
 from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.runs import Run
+from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import resolve_data
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
@@ -39,7 +39,7 @@ def trial(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trial")
     make_plan(folder, more=LINKS.replace("compute_s = 3.0", "compute_s = 6.0"), **SPLIT)
     [(run, records)] = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
-    return folder, Run(run, records), trace_of(records)
+    return folder, StoredRun(run, records), trace_of(records)
 
 
 def with_tasks(trace: Trace, change) -> Trace:
@@ -51,7 +51,7 @@ def test_a_replayed_split_run_is_the_run_again(trial, tmp_path):
     """The same model and cut traffic, the recorded seconds of computing, round times within 5 %."""
     folder, run, _ = trial
     [(again, found)] = run_replay(Path(run.folder.name), folder, folder / "runs", 0, 1)
-    gap = gap_between_runs(run, Run(again, found))
+    gap = gap_between_runs(run, StoredRun(again, found))
     assert (gap.model, gap.updates.same) == ("same", gap.updates.of)
     for figure in ("compute_s", "bytes_up", "bytes_down"):
         assert gap.spread(figure).exact == gap.spread(figure).count == 9, figure

@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     closed_rounds,
     drop_void,
 )
-from edge_server.journal.runs import Run, summarise_run
+from edge_server.journal.runs import StoredRun, summarise_run
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.plan import Plan
@@ -175,7 +175,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert [one.accuracy for one in came.rounds] == [None, two.accuracy, None, four.accuracy]
     assert [one.global_accuracy for one in came.rounds] == [one.accuracy for one in closed_rounds(records)]
     assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
-    assert summarise_run(Run(tmp_path, records)).accuracy == four.accuracy
+    assert summarise_run(StoredRun(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in render_csv([came]).splitlines()}
     assert names_all(device_lines(records)[0], f"{four.accuracy:.4f}")

@@ -6,7 +6,7 @@ import asyncio
 
 from edge_server.cli.commands import outcome_code
 from edge_server.journal.records import AnyRecord, LeftOut, RoundOpened, RunClosed
-from edge_server.journal.runs import Run, outcome_of
+from edge_server.journal.runs import StoredRun, outcome_of
 from edge_server.trial.tables import failure_lines
 from shared.runtime.executor import background
 from tests.edge_server.harness import site, virtual
@@ -31,7 +31,7 @@ def test_named_devices_that_all_refuse_end_the_run_at_once(tmp_path):
     assert len([one for one in records if isinstance(one, RoundOpened)]) == 1
     assert len([one for one in records if isinstance(one, LeftOut)]) == 2
     assert outcome_code(records) == 1
-    assert outcome_of(Run(tmp_path, list(records))) == "refused"
+    assert outcome_of(StoredRun(tmp_path, list(records))) == "refused"
     [line] = failure_lines(records)  # once, and no advice after the end
     assert names_all(line, "a, b", 1)
     assert line.endswith(CAUSE)

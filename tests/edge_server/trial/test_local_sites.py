@@ -14,7 +14,7 @@ from edge_server.cli.replay import gap_between_runs
 from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
-from edge_server.journal.runs import Run
+from edge_server.journal.runs import StoredRun
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.replay.comparison.compare_sites import compare_sites
 from edge_server.replay.run import replay_sites
@@ -99,8 +99,8 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
             assert all(size < count < 1.02 * size for count in passed)
     require_mixed([read_records(folder) for folder in folders.values()])
     require_modelled(read_records(folders["north"]))
-    live = {site: Run(folder, read_records(folder)) for site, folder in folders.items()}
-    again = {site: Run(tmp_path / f"replay-{site}", replayed[site][1]) for site in folders}
+    live = {site: StoredRun(folder, read_records(folder)) for site, folder in folders.items()}
+    again = {site: StoredRun(tmp_path / f"replay-{site}", replayed[site][1]) for site in folders}
     gaps = {site: gap_between_runs(live[site], again[site]) for site in folders}
     before, after = ({site: run.records for site, run in runs.items()} for runs in (live, again))
     gap = compare_sites(before, after, gaps)
