@@ -70,8 +70,45 @@ COPIES = 4
 ROOM_BYTES = 256 << 20
 
 
+def _make_runner(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.Runner:
+    return asyncio.Runner(loop_factory=make_loop)
+
+
 Tell = Callable[[AnyRecord, float], None]
 """Called with every record and its virtual second."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Process that a replay runs in.
+
+    Attributes:
+        is_owned: Whether the replay may tune the process's memory allocator, which nothing can undo.
+        make_runner: Makes the runner of the replay's event loop.
+    """
+
+    is_owned: bool = True
+    make_runner: Callable[[Callable[[], asyncio.AbstractEventLoop]], asyncio.Runner] = _make_runner
+
+
+OWNER = Host()
+
+
+@dataclass(frozen=True)
+class Output:
+    """Destination of a replay's records.
+
+    Attributes:
+        data_dir: Folder of the runs.
+        workers: Training processes.
+        tell: None to print progress on standard error.
+        host: The process.
+    """
+
+    data_dir: Path
+    workers: int
+    tell: Tell | None
+    host: Host
 
 
 ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
@@ -79,7 +116,7 @@ ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
 
 
 def run_replay(  # noqa: PLR0913 - options of the command line
-    source: Path,
+    source: Path | Plan,
     data_root: Path,
     data_dir: Path,
     count: int,
@@ -90,29 +127,34 @@ def run_replay(  # noqa: PLR0913 - options of the command line
     other_data: bool = False,
     data: str = "",
     synthetic: str | None = None,
+    tell: Tell | None = None,
+    host: Host = OWNER,
 ) -> list[ReplayedRun]:
     """Replay a plan or a recorded run; return folder and records of each run, one per site.
 
-    Prints progress on standard error.
-
     Args:
-        source: Plan file, trace folder, or run name or folder.
+        source: Plan with resolved paths, plan file, trace folder, or run name or folder.
         count: Number of devices; 0 for those of the plan.
         workers: Training processes; 1 for this process only, 0 for one per core.
         exact: Train every device separately, as in a live run. Replays of a recorded plan always do.
         other_data: Accept data sets that differ from the recorded ones.
         data: `SOURCE=PATH` of examples to use instead of the recorded ones; empty for none.
         synthetic: Shape of random examples to use instead, empty for the recorded shape; None for none.
+        tell: None to print progress on standard error.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
     """
-    if data or synthetic is not None:
-        return _with_other_examples(source, data_root, data_dir, workers or count_cores(), data, synthetic)
+    output = Output(data_dir, workers or count_cores(), tell, host)
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
+    if isinstance(source, Plan):
+        _require_data(source, None, data_root)
+        return _replay_to(output, plan_for_exact_bits(source) if exact else source, count, None)
+    if data or synthetic is not None:
+        return _with_other_examples(source, data_root, output, data, synthetic)
     if traces := None if instead or count else find_site_traces(source, data_dir, data_root):
-        return _replay_recorded_sites(traces, data_root, data_dir, workers or count_cores(), other_data=other_data)
+        return _replay_recorded_sites(traces, data_root, output, other_data=other_data)
     plan, trace = find_source(source, instead, data_dir, data_root)
     if plan.sites:
         require_multi_site_source(source, is_plan=trace is None and not count)
@@ -121,10 +163,14 @@ def run_replay(  # noqa: PLR0913 - options of the command line
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
         require_recorded_data(trace, _count_local_examples(plan, trace))
-    with _handle_sigterm(), folder_in(create_runs_folder(data_dir), PART_PREFIX) as place:
-        part = place / replay_name(plan, trace, count)
-        runs = _play_into(plan, part, count, workers or count_cores(), trace)
-        return [_store_run(run, data_dir) for run in runs]
+    return _replay_to(output, plan, count, trace)
+
+
+def _replay_to(output: Output, plan: Plan, count: int, trace: Trace | None) -> list[ReplayedRun]:
+    """Replay a plan into a temporary folder, and store its runs once they have ended."""
+    with folder_in(create_runs_folder(output.data_dir), PART_PREFIX) as place:
+        runs = _play_into(output, plan, place / replay_name(plan, trace, count), count, trace)
+        return [_store_run(run, output.data_dir) for run in runs]
 
 
 def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
@@ -160,11 +206,12 @@ def _count_local_examples(plan: Plan, trace: Trace) -> dict[str, int]:
 
 
 def _with_other_examples(
-    source: Path, data_root: Path, data_dir: Path, workers: int, data: str, synthetic: str | None
+    source: Path, data_root: Path, output: Output, data: str, synthetic: str | None
 ) -> list[ReplayedRun]:
     """Replay a recorded run on substitute examples."""
     if data and synthetic is not None:
         raise ConfigError("--data and --synthetic: give one of them")
+    data_dir = output.data_dir
     plan, trace = find_source(source, None, data_dir, data_root)
     if trace is None or plan.sites:
         raise ConfigError(f"{source}: --data and --synthetic require a recorded run of one server, or its trace")
@@ -175,10 +222,7 @@ def _with_other_examples(
         else:
             shape = shape or other_examples.recorded_shape(_records_of(source, data_dir))
             plan = stack.enter_context(other_examples.synthetic_data(plan, trace, shape, create_runs_folder(data_dir)))
-        stack.enter_context(_handle_sigterm())
-        place = stack.enter_context(folder_in(create_runs_folder(data_dir), PART_PREFIX))
-        part = place / replay_name(plan, trace)
-        return [_store_run(replayed, data_dir) for replayed in _play_into(plan, part, 0, workers, trace)]
+        return _replay_to(output, plan, 0, trace)
 
 
 def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
@@ -190,27 +234,28 @@ def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
 
 
 def _replay_recorded_sites(
-    traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool
+    traces: SiteTraces, data_root: Path, output: Output, *, other_data: bool
 ) -> list[ReplayedRun]:
     """Replay the recorded runs of several sites, bit for bit."""
     plan = plan_for_exact_bits(resolve_data(traces.header.plan, data_root))
     require_data(plan, data_root)
     if not other_data:
         traces.require_data(count_examples_by_device(plan, devices(plan)))
-    with _handle_sigterm(), folder_in(create_runs_folder(data_dir), PART_PREFIX) as place:
-        part, tell = place / replay_name(plan, traces), Progress(plan.rounds).tell
+    with folder_in(create_runs_folder(output.data_dir), PART_PREFIX) as place:
+        part = place / replay_name(plan, traces)
         parts = {site: part.with_name(f"{part.name}-{site}") for site in traces.traces}
-        ended = replay_sites(plan, parts, workers=workers, tell=tell, traces=traces)
-        return [_store_run((parts[site], records), data_dir) for site, (_, records) in ended.items()]
+        tell = output.tell or Progress(plan.rounds).tell
+        ended = replay_sites(plan, parts, workers=output.workers, tell=tell, traces=traces, host=output.host)
+        return [_store_run((parts[site], records), output.data_dir) for site, (_, records) in ended.items()]
 
 
-def _play_into(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[ReplayedRun]:
+def _play_into(output: Output, plan: Plan, part: Path, count: int, trace: Trace | None) -> list[ReplayedRun]:
     """Replay a plan into `part`, or a plan with sites into one folder per site beside it."""
-    tell = Progress(plan.rounds).tell
+    tell, workers, host = output.tell or Progress(plan.rounds).tell, output.workers, output.host
     if not plan.sites:
-        return [(part, replay_plan(plan, part, count, workers=workers, tell=tell, trace=trace)[1])]
+        return [(part, replay_plan(plan, part, count, workers=workers, tell=tell, trace=trace, host=host)[1])]
     parts = {site: part.with_name(f"{part.name}-{site}") for site in plan.sites.names}
-    ended = replay_sites(plan, parts, workers=workers, tell=tell)
+    ended = replay_sites(plan, parts, workers=workers, tell=tell, host=host)
     return [(parts[site], records) for site, (_, records) in ended.items()]
 
 
@@ -225,7 +270,7 @@ def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
 
 
 @contextmanager
-def _handle_sigterm() -> Iterator[None]:
+def handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C in the block, so that files in memory are removed."""
 
     def as_ctrl_c(_: int, frame: FrameType | None) -> None:
@@ -269,6 +314,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
     tell: Tell | None = None,
     trace: Trace | None = None,
     recorded_rounds: Mapping[int, RoundOpened] | None = None,
+    host: Host = OWNER,
 ) -> tuple[State, list[AnyRecord]]:
     """Run a plan in virtual time into a new folder; return the final state and the records.
 
@@ -282,7 +328,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
         ConfigError: The plan's data cannot be read, or the trace lacks a device of the plan.
         Infeasible: A budget of the plan cannot be met; the message names the smallest feasible one.
     """
-    with _prepare(plan, count, workers, trace) as prepared:
+    with _prepare(plan, count, workers, trace, host) as prepared:
         clock = prepared.runner.get_loop().time
         store = ReportingStore(folder, prepared.folder / "updates", clock, tell)
         try:
@@ -294,7 +340,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
             store.close()
 
 
-def replay_sites(
+def replay_sites(  # noqa: PLR0913 - as `replay_plan`
     plan: Plan,
     folders: Mapping[str, Path],
     *,
@@ -302,6 +348,7 @@ def replay_sites(
     tell: Tell | None = None,
     traces: SiteTraces | None = None,
     decisions: SiteDecisions | None = None,
+    host: Host = OWNER,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites in one virtual time; return each site's final state and records.
 
@@ -314,7 +361,7 @@ def replay_sites(
         ConfigError: As `replay_plan`.
         Infeasible: As `replay_plan`.
     """
-    with _prepare(plan, 0, workers, traces) as prepared, ExitStack() as stack:
+    with _prepare(plan, 0, workers, traces, host) as prepared, ExitStack() as stack:
         clock, updates = prepared.runner.get_loop().time, prepared.folder / "updates"
         stores = {site: ReportingStore(folder, updates / site, clock, tell) for site, folder in folders.items()}
         for store in stores.values():
@@ -344,9 +391,12 @@ class PreparedReplay:
 
 
 @contextmanager
-def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[PreparedReplay]:
+def _prepare(
+    plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None, host: Host
+) -> Iterator[PreparedReplay]:
     """Provide everything that a replay needs while the block lasts; arguments as `replay_plan`."""
-    malloc.tune(*_heap_limits(plan))
+    if host.is_owned:
+        malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
     workload.cache.count(device_data(plan, fleet, 0))  # load the data before forking, so that processes share it
@@ -356,7 +406,7 @@ def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | N
     with (
         folder_in(memory_folder(plan, fleet)) as folder,
         make_pool(TrainingExecutor(workload.cache, together=together > 1).execute, workers) as pool,
-        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+        host.make_runner(VirtualLoop) as runner,
     ):
         # Counting operations uses autograd, which must not run before the fork if torch is a CUDA build.
         workload.flops(plan.model, device_data(plan, fleet, 0), plan.hyper.batch_size)

@@ -17,6 +17,7 @@ from edge_server.cli import replay
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RunOpened, UpdateAccepted
 from edge_server.journal.runs import StoredRun
+from edge_server.replay.comparison import stored_runs
 from edge_server.replay.comparison.compare import FIGURES, ROUND, Gap, MatchCount, Pair, compare_runs, error_spread
 from edge_server.replay.comparison.compare_page import page
 from edge_server.replay.comparison.compare_text import bar, lines, percent
@@ -173,18 +174,18 @@ def kept(folder: Path, run: str, value: float | None) -> StoredRun:
 def test_the_final_models_are_compared_bit_by_bit(tmp_path):
     """One unit in the last place is another model; where there is no checkpoint, nobody knows."""
     run = kept(tmp_path, "run", 1.0)
-    assert replay.compare_models(run, kept(tmp_path, "one", 1.0)) == ("same", "")
-    assert replay.compare_models(run, kept(tmp_path, "two", 1.0 + 2**-23)) == ("different", "")
-    model, why = replay.compare_models(run, kept(tmp_path, "three", None))
+    assert stored_runs.compare_models(run, kept(tmp_path, "one", 1.0)) == ("same", "")
+    assert stored_runs.compare_models(run, kept(tmp_path, "two", 1.0 + 2**-23)) == ("different", "")
+    model, why = stored_runs.compare_models(run, kept(tmp_path, "three", None))
     assert model == "unknown"
     assert why
     shorter = StoredRun(tmp_path / "one", journal(tmp_path, "one", rounds=1))
-    model, why = replay.compare_models(run, shorter)
+    model, why = stored_runs.compare_models(run, shorter)
     assert model == "unknown"
     assert names_all(why, 2, 1)
     [path] = (tmp_path / "one" / "checkpoints").glob("round-*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert replay.compare_models(run, StoredRun(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
+    assert stored_runs.compare_models(run, StoredRun(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
 
 
 def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, capsys):

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.records import Gossiped
 from edge_server.journal.runs import StoredRun, find_site_runs
 from edge_server.replay.comparison.compare_page import sites_page
 from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap, compare_sites
 from edge_server.replay.comparison.compare_text import sites_lines
+from edge_server.replay.comparison.stored_runs import gap_between_runs
 from edge_server.replay.run import run_replay
 from edge_server.replay.source import find_site_traces
 from shared.errors import ConfigError

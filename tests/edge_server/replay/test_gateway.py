@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.cli import replay as command
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import resolve_data
+from edge_server.replay.comparison.stored_runs import gap_between_runs
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import server_training_s
 from edge_server.replay.devices.recorded_run import recorded_behaviours
@@ -119,7 +119,7 @@ def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
     before = [one.seconds for one in closed_rounds(run.records)]
     after = [one.seconds for one in closed_rounds(records)]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([3.0, 5.0], abs=0.2)
-    found = command.gap_between_runs(run, StoredRun(tmp_path / "slow", records))
+    found = gap_between_runs(run, StoredRun(tmp_path / "slow", records))
     assert found.model == "same"
 
 
@@ -180,7 +180,7 @@ def test_a_replay_of_unequal_links_gives_every_download_its_seconds(played, tmp_
     errors = {}
     for name, one in (("told", told(trace, {"a": 2e6, "b": 20e6, "c": 10e6})), ("untold", trace)):
         _, records = replay_plan(plan, tmp_path / name, trace=one)
-        found = command.gap_between_runs(run, StoredRun(tmp_path / name, records))
+        found = gap_between_runs(run, StoredRun(tmp_path / name, records))
         errors[name] = found.spread("download_s").most
         assert found.model == "same"
         assert found.spread("bytes_down").exact == found.spread("payload_up_bytes").exact == 6

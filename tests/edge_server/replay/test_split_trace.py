@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_field
 
-from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import resolve_data
+from edge_server.replay.comparison.stored_runs import gap_between_runs
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
 from edge_server.replay.devices.recorded_device import load_devices

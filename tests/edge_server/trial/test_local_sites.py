@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.cli.replay import gap_between_runs
 from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
 from edge_server.journal.runs import StoredRun
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.replay.comparison.compare_sites import compare_sites
+from edge_server.replay.comparison.stored_runs import gap_between_runs
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line, read_rounds
