@@ -267,6 +267,8 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
         choices=("cpu", "cuda", "auto"),
         help="with --local: processor of server and agents; default: cpu, bit-identical to a replay",
     )
+    help_ = "with --local: name of the run; that of an interrupted trial of the same plan resumes it"
+    parser.add_argument("--run", default="", metavar="NAME", help=help_)
     help_ = (
         "for optimizer hcef on this machine: run the baseline optimizer cef first, then hcef with SHARE (such as 0.6) "
         "of the seconds and joules of cef as [budget]"

@@ -17,7 +17,7 @@ import msgspec
 
 from edge_server.cli import folders
 from edge_server.cli.gateway import arguments as gateway_commands
-from edge_server.plan.data_folder import check_data_folder
+from edge_server.plan.data_folder import check_data_folder, default_data_root
 from shared import registry
 from shared.config_reference import add_format, write_reference
 from shared.errors import ConfigError
@@ -331,7 +331,7 @@ def _check_plan(options: argparse.Namespace) -> int:
         from edge_server.cli.plan.check import check_plan, format_check  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    data_root = folders.default_data_root()
+    data_root = default_data_root()
     if options.config:
         from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
-from edge_server.plan.data_folder import check_data_folder
+from edge_server.plan.data_folder import DATA_DIR, check_data_folder, default_data_root
 from shared.runtime.extras import find_readable_config
 
 RUN_HELP = "name of a run or a unique prefix of it, `last`, or the path of its folder"
@@ -16,14 +15,8 @@ RUN_OR_SITES_HELP = (
 )
 EMBEDDED_HELP = "use the built-in broker, written in Python, even if mosquitto is installed"
 DATA_ROOT_HELP = "folder of data sets; default: $FIELDFLEET_DATA, else ../shared/data, relative to the current folder"
-DATA_DIR = Path("runs")
 RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study"})
 """Commands that create runs: they use a Debian package's server.toml only if it is named."""
-
-
-def default_data_root() -> Path:
-    """Return the default folder of data sets."""
-    return Path(os.environ.get("FIELDFLEET_DATA", "../shared/data"))
 
 
 def add_options(

@@ -16,7 +16,6 @@ from rich.console import Console
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import create_runs_folder, describe_edits, find_unfinished, make_run_name, run_exists
 from edge_server.journal.sqlite import read_records
-from edge_server.plan.data import planned_data, require_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.server_config import ServerConfig, plugin_entries
 from edge_server.plan.server_config import load as load_config
@@ -24,7 +23,7 @@ from edge_server.report.progress_bar import NewsBar, print_line
 from edge_server.rounds.check_plan import load, require_one_site
 from edge_server.trial import measured_budget
 from edge_server.trial.live import Watcher, serve
-from edge_server.trial.local import Local, run_local
+from edge_server.trial.local import Local, prepare_local, require_resumable, run_local
 from edge_server.trial.local_sites import local_sites, new_names, run_sites
 from edge_server.trial.progress import Display
 from shared import registry
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         require_one_site(plan, options.plan)
     if plan.sites or options.local is not None or (plan.local and not options.config):
         return _run_here(options, config, plan, cancelled_by_signals)
-    for name in ("embedded_broker", "cef_share", "device"):
+    for name in ("embedded_broker", "cef_share", "device", "run"):
         if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: add --local")
     if not options.config:
@@ -124,7 +123,10 @@ def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Call
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> FinishedRun:
-    local = _local_trial(options, config, plan, make_run_name(plan), options.local or plan.local)
+    if options.run and run_exists(Path(config.data_dir), options.run):
+        require_resumable(Path(config.data_dir), options.run, plan)
+    name = options.run or make_run_name(plan)
+    local = _local_trial(options, config, plan, name, options.local or plan.local)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
     print_line(console, f"{plan.name}: {local.count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
@@ -170,14 +172,14 @@ def _say_emulated(console: Console, plan: Plan) -> None:
 
 def _local_trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
     """Return a trial on this machine with `count` agents, 0 for the plan's devices."""
-    planned_data(plan)
-    require_data(plan, Path(config.data_root))
-    agents = len(devices(plan, count))
-    return Local(
-        *(options.plan, plan, Path(config.data_root), create_runs_folder(Path(config.data_dir)), run, agents),
+    return prepare_local(
+        *(plan, run),
+        data_root=Path(config.data_root),
+        data_dir=Path(config.data_dir),
+        count=count,
+        plan_path=None if options.cef_share is not None else options.plan,
         embedded=options.embedded_broker,
         device=options.device or "cpu",
-        writes_plan=options.cef_share is not None,
     )
 
 
@@ -201,5 +203,9 @@ def _run_to_end(
             print_line(console, "the broker and the agents that this command started have ended")
             for local in runs:
                 if run_exists(local.data_dir, local.run):
-                    print_line(console, f"run {local.run} stays unfinished; the same command starts a new one")
+                    print_line(console, f"run {local.run} stays unfinished; {_resume_hint(local)}")
             raise
+
+
+def _resume_hint(local: Local) -> str:
+    return "the same command starts a new one" if local.plan.sites else f"`--run {local.run}` resumes it"

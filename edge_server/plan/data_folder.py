@@ -6,12 +6,15 @@ set it aside and resume from the records that it understands. Formats are theref
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.state_formats import StateKind, raise_formats, require_readable
 
+DATA_DIR = Path("runs")
+"""Default folder of runs."""
 FORMATS: Mapping[str, int] = {
     "checkpoints": 1,
     "journals": 2,
@@ -72,3 +75,8 @@ def _installed_version() -> str:
         return version("fieldfleet")
     except PackageNotFoundError:  # imported from a folder that was never installed
         return ""
+
+
+def default_data_root() -> Path:
+    """Return the default folder of data sets."""
+    return Path(os.environ.get("FIELDFLEET_DATA", "../shared/data"))

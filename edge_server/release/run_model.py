@@ -77,6 +77,29 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
             unknown, or its network may not be imported.
         CorruptFile: The checkpoint is damaged.
     """
+    model, number = read_network(run, number)
+    assert run.opened
+    plan = run.opened.plan
+    examples = None if example else load_test_examples(plan)
+    shape = tuple(example) or (() if examples is None else tuple(examples.inputs.shape[1:])) or model.example
+    if not shape:
+        raise ConfigError(f"model {plan.model.name!r} declares no input shape; give --example")
+    classes = _find_class_names(plan, examples, run.records)
+    source = _describe_source(run, build(ALGORITHMS, plan.algorithm, "algorithm"), number)
+    prepared = _describe_preprocessing(_find_inputs(plan, run.records), shape)
+    return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
+
+
+def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]:
+    """Load a run's network in evaluation mode; return it and the round after which it was.
+
+    Args:
+        number: As for `read_model`.
+
+    Raises:
+        ConfigError: As `read_model`, but for the input shape.
+        CorruptFile: The checkpoint is damaged.
+    """
     start = run.opened
     if start is None:
         raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
@@ -91,14 +114,7 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
     model = build_zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
-    examples = None if example else load_test_examples(plan)
-    shape = tuple(example) or (() if examples is None else tuple(examples.inputs.shape[1:])) or model.example
-    if not shape:
-        raise ConfigError(f"model {plan.model.name!r} declares no input shape; give --example")
-    classes = _find_class_names(plan, examples, run.records)
-    source = _describe_source(run, algorithm, number)
-    prepared = _describe_preprocessing(_find_inputs(plan, run.records), shape)
-    return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
+    return model, number
 
 
 def _default_round(run: StoredRun, plan: Plan) -> int:

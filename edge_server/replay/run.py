@@ -6,12 +6,12 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -60,6 +60,8 @@ from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
 from shared.tensors.tree import State
 
+T = TypeVar("T")
+
 MEMORY = Path("/dev/shm")  # noqa: S108 - a unique folder is created in it
 
 
@@ -70,12 +72,20 @@ COPIES = 4
 ROOM_BYTES = 256 << 20
 
 
-def _make_runner(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.Runner:
-    return asyncio.Runner(loop_factory=make_loop)
-
-
 Tell = Callable[[AnyRecord, float], None]
 """Called with every record and its virtual second."""
+
+
+async def _await(work: Coroutine[Any, Any, T]) -> T:
+    return await work
+
+
+class Watch(Protocol):
+    """Wrapper of a coroutine, such as one that can be cancelled from outside."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> Coroutine[Any, Any, T]:
+        """Return a coroutine that awaits `work` and returns its result."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,11 +94,11 @@ class Host:
 
     Attributes:
         is_owned: Whether the replay may tune the process's memory allocator, which nothing can undo.
-        make_runner: Makes the runner of the replay's event loop.
+        watch: Wraps the replay's main coroutine.
     """
 
     is_owned: bool = True
-    make_runner: Callable[[Callable[[], asyncio.AbstractEventLoop]], asyncio.Runner] = _make_runner
+    watch: Watch = _await
 
 
 OWNER = Host()
@@ -332,7 +342,9 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
         clock = prepared.runner.get_loop().time
         store = ReportingStore(folder, prepared.folder / "updates", clock, tell)
         try:
-            state = prepared.runner.run(play(plan, folder.name, store, prepared.participants, recorded_rounds))
+            state = prepared.runner.run(
+                host.watch(play(plan, folder.name, store, prepared.participants, recorded_rounds))
+            )
             store.extend([Noted(what=note) for note in prepared.notes])
             store.export()
             return state, store.records()
@@ -367,7 +379,8 @@ def replay_sites(  # noqa: PLR0913 - as `replay_plan`
         for store in stores.values():
             stack.callback(store.close)
         server_s = traces.server_s() if traces else {}
-        states = prepared.runner.run(play_sites(plan, stores, prepared.participants, server_s, decisions))
+        work = play_sites(plan, stores, prepared.participants, server_s, decisions)
+        states = prepared.runner.run(host.watch(work))
         for store in stores.values():
             store.extend([Noted(what=note) for note in prepared.notes])
             store.export()
@@ -406,7 +419,7 @@ def _prepare(
     with (
         folder_in(memory_folder(plan, fleet)) as folder,
         make_pool(TrainingExecutor(workload.cache, together=together > 1).execute, workers) as pool,
-        host.make_runner(VirtualLoop) as runner,
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         # Counting operations uses autograd, which must not run before the fork if torch is a CUDA build.
         workload.flops(plan.model, device_data(plan, fleet, 0), plan.hyper.batch_size)

@@ -13,6 +13,8 @@ NOTHING = "\N{EN DASH}"
 MAX_TEXT = 300
 _VOID = frozenset({"meta"})
 
+SCOPE = "fieldfleet"
+"""Class of the element that embedded content is in."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy of the page: nothing may be loaded or run."""
 
@@ -78,8 +80,19 @@ def document(title: str, content: Iterable[str]) -> str:
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
             element("title", title),
-            element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
+            element("style", _style()),
         ],
     )
     body = element("body", element("main", content))
     return f"<!doctype html>\n{element('html', [head, body], lang='en')}\n"
+
+
+def embed(content: Iterable[str]) -> str:
+    """Return content as a part of another page, such as a notebook, with the style restricted to it."""
+    own = f".{SCOPE} {{ padding: 8px; background: var(--paper); color: var(--ink); }}"
+    scoped = f".{SCOPE} {{\n{_style().replace(':root', '&')}}}"
+    return element("div", [element("style", Markup(f"{own}\n{scoped}\n")), *content], class_=SCOPE)
+
+
+def _style() -> Markup:
+    return Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))

@@ -88,15 +88,18 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
     )
     return [
         element("div", [outcome, cost_section], class_="two" if len(runs) < WIDE else None),
-        _section(
-            "progress", "Accuracy and loss", join([_runs(runs), progress(runs)]) if len(runs) > 1 else progress(runs)
-        ),
+        _section("progress", "Accuracy and loss", render_progress(runs)),
         *(_section("accuracy", "Accuracy by class and by device", content) for content in accuracy(runs)),
         _section("timeline", "Timeline of rounds", _each(runs, timeline)),
         _section("time-energy", "Time and energy of the devices", _each(runs, time_and_energy)),
         _section("decisions", "Decisions", _each(runs, decisions)),
         _section("facts", "Facts", facts_table(runs)),
     ]
+
+
+def render_progress(runs: Sequence[Digest]) -> Markup:
+    """Return the curves of accuracy and loss, with a legend for several runs."""
+    return join([_runs(runs), progress(runs)]) if len(runs) > 1 else progress(runs)
 
 
 def _rollouts(rollouts: Sequence[RolloutState]) -> list[Markup]:

@@ -16,15 +16,15 @@ import msgspec
 
 from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
-from edge_server.journal.runs import LOCAL
-from edge_server.plan.data import device_data
+from edge_server.journal.runs import LOCAL, create_runs_folder, describe_differences, find_run, is_local
+from edge_server.plan.data import device_data, planned_data, require_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.emulation import emulated_link, emulated_power
-from edge_server.plan.plan import Plan, devices
+from edge_server.plan.plan import Plan, devices, is_same_plan
 from edge_server.trial.progress import follow
 from edge_server.trial.relay import run_relay
 from shared import registry
-from shared.errors import TaskFailed
+from shared.errors import ConfigError, TaskFailed
 from shared.runtime.logs import last_line
 from shared.runtime.processes import terminate
 from shared.transport.simulated_link import Rate
@@ -67,6 +67,53 @@ class Local:
     def place(self) -> Path:
         """Folder of the processes' files and logs."""
         return self.folder / LOCAL
+
+
+def prepare_local(  # noqa: PLR0913 - settings of a trial
+    plan: Plan,
+    run: str,
+    *,
+    data_root: Path,
+    data_dir: Path,
+    count: int = 0,
+    plan_path: Path | None = None,
+    embedded: bool = False,
+    device: str = "cpu",
+) -> Local:
+    """Return a trial on this machine, once its data have been found.
+
+    Args:
+        count: Number of agents; 0 for the plan's devices.
+        plan_path: File of the plan; None to write one for the server.
+
+    Raises:
+        ConfigError: The plan has no data or no devices, or the data do not exist.
+    """
+    planned_data(plan)
+    require_data(plan, data_root)
+    return Local(
+        *(plan_path or Path(plan.name), plan, data_root, create_runs_folder(data_dir), run),
+        count=len(devices(plan, count)),
+        embedded=embedded,
+        device=device,
+        writes_plan=plan_path is None,
+    )
+
+
+def require_resumable(data_dir: Path, run: str, plan: Plan) -> None:
+    """Refuse to resume a run that is not an unfinished trial of a plan on this machine.
+
+    Raises:
+        ConfigError: It has ended, has another plan, or took place with connected devices.
+    """
+    stored = find_run(data_dir, run)
+    if stored.closed:
+        raise ConfigError(f"run {run} has ended; choose another name, or none for a new one")
+    if not is_local(stored.folder):
+        raise ConfigError(f"run {run} took place with connected devices; resume it with `edge-server run`")
+    if stored.opened and not is_same_plan(stored.opened.plan, plan):
+        changes = describe_differences(stored.opened.plan, plan)
+        raise ConfigError(f"run {run} has another plan ({changes}); give that plan, or no name for a new run")
 
 
 async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClosed:

@@ -35,7 +35,7 @@ def page(gap: Gap) -> str:
         f"{gap.replayed} against {gap.recorded}",
         [
             _head("How far the replay is from the run", compare_text.lines(gap)),
-            _section("Relative errors", _errors(gap.spreads)),
+            _section("Relative errors", render_errors(gap.spreads)),
             _section("Rounds", _rounds(gap)),
             *(_section(f"Device {device}", _charts(pairs, OF_TASK)) for device, pairs in _by_device(gap)),
         ],
@@ -48,10 +48,10 @@ def sites_page(gap: SitesGap) -> str:
         f"{gap.replayed} against {gap.recorded}",
         [
             _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
-            _section("Relative errors of all sites", _errors(gap.spreads)),
+            _section("Relative errors of all sites", render_errors(gap.spreads)),
             _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
             *(
-                _section(f"Site {site}", join([_errors(site_gap.spreads), _rounds(site_gap)]))
+                _section(f"Site {site}", join([render_errors(site_gap.spreads), _rounds(site_gap)]))
                 for site, site_gap in gap.sites.items()
             ),
         ],
@@ -73,7 +73,7 @@ def _section(title: str, content: str) -> Markup:
     return element("section", [element("h2", title), content])
 
 
-def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
+def render_errors(spreads: Sequence[ErrorSpread]) -> Markup:
     """Return a table of the error quantiles of every figure, with the median as a bar."""
     rows = []
     for spread in spreads:

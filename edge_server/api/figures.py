@@ -1,0 +1,37 @@
+"""Plot of one or several runs: the report's curves as HTML with SVG, without a plotting library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.report.digest import Digest
+from edge_server.report.html import document, element, embed
+from edge_server.report.page import render_progress
+from shared.runtime.durable import replace_file
+
+
+class Figure:
+    """Curves of accuracy and loss against rounds, seconds, joules and bytes; a notebook shows it."""
+
+    def __init__(self, runs: Sequence[Digest]) -> None:
+        self._title = ", ".join(run.run for run in runs)
+        self._content = render_progress(runs)
+
+    @property
+    def html(self) -> str:
+        """The plot as a complete page."""
+        return document(self._title, [element("h1", self._title), self._content])
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file and return its path."""
+        file = Path(path)
+        replace_file(file, self.html.encode(), durable=False)
+        return file
+
+    def _repr_html_(self) -> str:
+        return embed([self._content])
+
+    def __repr__(self) -> str:
+        return f"<Figure of {self._title}; show it in a notebook, or write it with .save('figure.html')>"
