@@ -68,7 +68,7 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
-        raise _invalid(error, _decode_untyped(text, is_json=is_json), kind, path) from error
+        raise _describe_faults(error, _decode_untyped(text, is_json=is_json), kind, path) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {escape_unprintable(error)}; correct that line") from error
     except RecursionError:
@@ -92,7 +92,7 @@ def convert(value: Any, kind: type[T], path: Path) -> T:
         converted = msgspec.convert(value, kind, builtin_types=DATES, str_keys=True)
         msgspec.msgpack.encode(value)  # raises OverflowError for an integer that cannot be sent
     except msgspec.ValidationError as error:
-        raise _invalid(error, value, kind, path) from error
+        raise _describe_faults(error, value, kind, path) from error
     except RecursionError:
         raise ConfigError(f"{path}: {_TOO_DEEP}") from None
     except OverflowError:
@@ -100,7 +100,7 @@ def convert(value: Any, kind: type[T], path: Path) -> T:
     return converted
 
 
-def _invalid(error: msgspec.ValidationError, value: Any, kind: type, path: Path) -> ConfigError:
+def _describe_faults(error: msgspec.ValidationError, value: Any, kind: type, path: Path) -> ConfigError:
     """Return the error that names every fault of a value; the first alone where the value is None."""
     faults = (value is not None and find_faults(value, kind)) or [str(error)]
     lines = [f"{path}: {_rephrase(escape_unprintable(fault), kind, value)}" for fault in faults]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from edge_server.api.comparisons import Comparison, compare
 from edge_server.api.execution import replay, replay_sites, trial, trial_sites
-from edge_server.api.figures import Figure
+from edge_server.api.figures import RunFigure
 from edge_server.api.plans import plan
 from edge_server.api.progress import RoundProgress
 from edge_server.api.runs import Run, open_run
@@ -24,10 +24,10 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "FieldFleetError",
-    "Figure",
     "Plan",
     "RoundProgress",
     "Run",
+    "RunFigure",
     "compare",
     "open_run",
     "plan",

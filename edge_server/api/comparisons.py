@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from edge_server.api.figures import Figure
+from edge_server.api.figures import RunFigure
 from edge_server.api.runs import Run, make_frame
 from edge_server.journal.runs import StoredRun
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_page import render_errors
 from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.replay.comparison.stored_runs import gap_between_runs
-from edge_server.report.html import element, embed
+from edge_server.report.html import element, render_fragment
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class Comparison:
         """
         return make_frame(self.gap.spreads)
 
-    def figure(self) -> Figure:
+    def figure(self) -> RunFigure:
         """Return the report's curves of both runs."""
-        return Figure([run.digest for run in self._runs])
+        return RunFigure([run.digest for run in self._runs])
 
     def __str__(self) -> str:
         text = io.StringIO()
-        write_text(text, table(self.gap.spreads), *lines(self.gap))
+        write_text(text, [table(self.gap.spreads), *lines(self.gap)])
         return text.getvalue()
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         facts = element("ul", [element("li", line) for line in lines(self.gap)])
-        return embed([facts, render_errors(self.gap.spreads)])
+        return render_fragment([facts, render_errors(self.gap.spreads)])
 
 
 def compare(first: Run, second: Run) -> Comparison:

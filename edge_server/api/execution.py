@@ -21,7 +21,8 @@ from edge_server.journal.runs import create_runs_folder, make_run_name, run_exis
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.data_folder import DATA_DIR, default_data_root
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import Host, ReplayedRun, run_replay
+from edge_server.replay.host import Host
+from edge_server.replay.run import ReplayedRun, run_replay
 from edge_server.rounds.check_plan import require_one_site
 from edge_server.trial.local import Local, prepare_local, require_resumable, run_local
 from edge_server.trial.local_sites import local_sites, new_names, run_sites
@@ -52,7 +53,7 @@ def replay(  # noqa: PLR0913 - all but the first by name
         workers: Training processes; 1 for this process only, 0 for one per core. They are forked from this process, and
             a CUDA build of torch refuses this after it has computed gradients here.
         exact: Train every device separately, with the bits of a live run.
-        data_dir: Folder of runs.
+        data_dir: Folder of runs; `runs` in the current folder by default.
         data_root: Folder of data sets; None for FIELDFLEET_DATA or its default.
         progress: Whether to show a bar, or a function to call at the beginning and after each round.
 
@@ -109,7 +110,7 @@ def trial(  # noqa: PLR0913 - all but the first by name
         agents: Number of agents; 0 for those of the plan.
         run: Name of the run; that of an interrupted trial of the same plan resumes it. Empty for a new name.
         device: Processor of server and agents: `cpu`, which gives the bits of a replay, `cuda` or `auto`.
-        data_dir: Folder of runs.
+        data_dir: Folder of runs; `runs` in the current folder by default.
         data_root: Folder of data sets; None for FIELDFLEET_DATA or its default.
         progress: Whether to show a bar, or a function to call at the beginning and after each round.
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.report.digest import Digest
-from edge_server.report.html import document, element, embed
+from edge_server.report.html import document, element, render_fragment
 from edge_server.report.page import render_progress
 from shared.runtime.durable import replace_file
 
 
-class Figure:
+class RunFigure:
     """Curves of accuracy and loss against rounds, seconds, joules and bytes; a notebook shows it."""
 
     def __init__(self, runs: Sequence[Digest]) -> None:
@@ -31,7 +31,7 @@ class Figure:
         return file
 
     def _repr_html_(self) -> str:
-        return embed([self._content])
+        return render_fragment([self._content])
 
     def __repr__(self) -> str:
-        return f"<Figure of {self._title}; show it in a notebook, or write it with .save('figure.html')>"
+        return f"<RunFigure of {self._title}; show it in a notebook, or write it with .save('figure.html')>"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from torch import nn
 
-from edge_server.api.figures import Figure
+from edge_server.api.figures import RunFigure
 from edge_server.journal.outcome import RunOutcome, outcome_lines, summarise_outcome
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import LAST, StoredRun, find_run
@@ -20,7 +20,7 @@ from edge_server.plan.data_folder import DATA_DIR
 from edge_server.plan.plan import Plan
 from edge_server.release.run_model import read_network
 from edge_server.report.digest import Amount, DeviceDigest, Digest, RoundDigest, TaskDigest
-from edge_server.report.html import element, embed
+from edge_server.report.html import element, render_fragment
 from edge_server.report.summarise import digest_run
 from edge_server.report.tables import summary_table
 from shared.errors import ConfigError
@@ -110,9 +110,9 @@ class Run:
         """
         return read_network(StoredRun(self.folder, self.records), round)[0].layers
 
-    def figure(self) -> Figure:
+    def figure(self) -> RunFigure:
         """Return the report's curves of the run."""
-        return Figure([self.digest])
+        return RunFigure([self.digest])
 
     def __repr__(self) -> str:
         outcome, *_ = outcome_lines(self.outcome, self.folder)
@@ -120,7 +120,7 @@ class Run:
         return f"<Run {self.name}: {outcome}{accuracy}>"
 
     def _repr_html_(self) -> str:
-        return embed([element("p", repr(self)[1:-1]), summary_table([self.digest])])
+        return render_fragment([element("p", repr(self)[1:-1]), summary_table([self.digest])])
 
 
 def open_run(name: str | os.PathLike[str] = LAST, *, data_dir: str | os.PathLike[str] = DATA_DIR) -> Run:
@@ -128,7 +128,7 @@ def open_run(name: str | os.PathLike[str] = LAST, *, data_dir: str | os.PathLike
 
     Args:
         name: Name of a run or a unique prefix of it, `last`, or the path of its folder.
-        data_dir: Folder of runs.
+        data_dir: Folder of runs; `runs` in the current folder by default.
 
     Raises:
         ConfigError: No run or several match, or its journal cannot be read.
@@ -147,12 +147,12 @@ def make_frame(entries: Sequence[msgspec.Struct]) -> pd.DataFrame:
         import pandas as pd  # noqa: PLC0415 - only if it is installed
     except ModuleNotFoundError as error:
         raise ConfigError("frame() needs the Python package 'pandas'; install it: pip install pandas") from error
-    frame = pd.DataFrame([dict(_flatten(entry)) for entry in entries])
+    frame = pd.DataFrame([dict(_yield_columns(entry)) for entry in entries])
     keys = [name for name in KEYS if name in frame]
     return frame[[*keys, *(name for name in frame if name not in keys)]]
 
 
-def _flatten(entry: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _yield_columns(entry: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield a struct's values by column; those of inner parts follow a dot."""
     for name in entry.__struct_fields__:
         value, column = getattr(entry, name), f"{prefix}{name}"
@@ -160,7 +160,7 @@ def _flatten(entry: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any
             case Amount():
                 yield column, math.nan if value.value is None else value.value
             case msgspec.Struct():
-                yield from _flatten(value, f"{column}.")
+                yield from _yield_columns(value, f"{column}.")
             case Mapping():
                 yield from ((f"{column}.{key}", part) for key, part in value.items())
             case list():

@@ -94,7 +94,7 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
     """Load a run's network in evaluation mode; return it and the round after which it was.
 
     Args:
-        number: As for `read_model`.
+        number: Round; None for the default of `read_model`.
 
     Raises:
         ConfigError: As `read_model`, but for the input shape.

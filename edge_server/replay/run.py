@@ -6,12 +6,12 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -30,6 +30,7 @@ from edge_server.replay.devices import recorded_run as recorded
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.feasibility import require_possible
+from edge_server.replay.host import Host
 from edge_server.replay.jobs import JobQueue
 from edge_server.replay.participants import Participants
 from edge_server.replay.play import play
@@ -60,8 +61,6 @@ from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
 from shared.tensors.tree import State
 
-T = TypeVar("T")
-
 MEMORY = Path("/dev/shm")  # noqa: S108 - a unique folder is created in it
 
 
@@ -76,49 +75,14 @@ Tell = Callable[[AnyRecord, float], None]
 """Called with every record and its virtual second."""
 
 
-async def _await(work: Coroutine[Any, Any, T]) -> T:
-    return await work
-
-
-class Watch(Protocol):
-    """Wrapper of a coroutine, such as one that can be cancelled from outside."""
-
-    def __call__(self, work: Coroutine[Any, Any, T], /) -> Coroutine[Any, Any, T]:
-        """Return a coroutine that awaits `work` and returns its result."""
-        ...
-
-
-@dataclass(frozen=True)
-class Host:
-    """Process that a replay runs in.
-
-    Attributes:
-        is_owned: Whether the replay may tune the process's memory allocator, which nothing can undo.
-        watch: Wraps the replay's main coroutine.
-    """
-
-    is_owned: bool = True
-    watch: Watch = _await
-
-
-OWNER = Host()
-
-
 @dataclass(frozen=True)
 class Output:
-    """Destination of a replay's records.
-
-    Attributes:
-        data_dir: Folder of the runs.
-        workers: Training processes.
-        tell: None to print progress on standard error.
-        host: The process.
-    """
+    """Destination and means of a replay; see `run_replay`."""
 
     data_dir: Path
     workers: int
     tell: Tell | None
-    host: Host
+    host: Host | None
 
 
 ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
@@ -138,7 +102,7 @@ def run_replay(  # noqa: PLR0913 - options of the command line
     data: str = "",
     synthetic: str | None = None,
     tell: Tell | None = None,
-    host: Host = OWNER,
+    host: Host | None = None,
 ) -> list[ReplayedRun]:
     """Replay a plan or a recorded run; return folder and records of each run, one per site.
 
@@ -324,7 +288,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
     tell: Tell | None = None,
     trace: Trace | None = None,
     recorded_rounds: Mapping[int, RoundOpened] | None = None,
-    host: Host = OWNER,
+    host: Host | None = None,
 ) -> tuple[State, list[AnyRecord]]:
     """Run a plan in virtual time into a new folder; return the final state and the records.
 
@@ -338,6 +302,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
         ConfigError: The plan's data cannot be read, or the trace lacks a device of the plan.
         Infeasible: A budget of the plan cannot be met; the message names the smallest feasible one.
     """
+    host = host or Host()
     with _prepare(plan, count, workers, trace, host) as prepared:
         clock = prepared.runner.get_loop().time
         store = ReportingStore(folder, prepared.folder / "updates", clock, tell)
@@ -360,7 +325,7 @@ def replay_sites(  # noqa: PLR0913 - as `replay_plan`
     tell: Tell | None = None,
     traces: SiteTraces | None = None,
     decisions: SiteDecisions | None = None,
-    host: Host = OWNER,
+    host: Host | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites in one virtual time; return each site's final state and records.
 
@@ -373,6 +338,7 @@ def replay_sites(  # noqa: PLR0913 - as `replay_plan`
         ConfigError: As `replay_plan`.
         Infeasible: As `replay_plan`.
     """
+    host = host or Host()
     with _prepare(plan, 0, workers, traces, host) as prepared, ExitStack() as stack:
         clock, updates = prepared.runner.get_loop().time, prepared.folder / "updates"
         stores = {site: ReportingStore(folder, updates / site, clock, tell) for site, folder in folders.items()}

@@ -87,7 +87,7 @@ def document(title: str, content: Iterable[str]) -> str:
     return f"<!doctype html>\n{element('html', [head, body], lang='en')}\n"
 
 
-def embed(content: Iterable[str]) -> str:
+def render_fragment(content: Iterable[str]) -> str:
     """Return content as a part of another page, such as a notebook, with the style restricted to it."""
     own = f".{SCOPE} {{ padding: 8px; background: var(--paper); color: var(--ink); }}"
     scoped = f".{SCOPE} {{\n{_style().replace(':root', '&')}}}"

@@ -25,7 +25,7 @@ def test_the_page_names_every_function_and_attribute():
     functions = {name for name in api.__all__ if name[0].islower()}
     assert {name for name in functions if f"`api.{name}(" not in page} == set()
     members = {
-        name for kind in (api.Run, api.Comparison, api.Figure) for name in vars(kind) if not name.startswith("_")
+        name for kind in (api.Run, api.Comparison, api.RunFigure) for name in vars(kind) if not name.startswith("_")
     }
     assert {name for name in members if not re.search(rf"\b{name}\b", page)} <= {"digest", "gap", "html"}
 

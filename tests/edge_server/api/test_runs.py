@@ -37,6 +37,8 @@ PLAN = {
     "device": [{"name": "a"}, {"name": "b"}],
 }
 SITES = {"rounds": 2, "algorithm": {"name": "hcef"}, "sites": {"clusters": {"north": ["a"], "south": ["b"]}}}
+NOTEBOOK = "_repr_html_"
+"""Method that a notebook asks for the HTML of a value."""
 LIVE = """
 import sys
 from edge_server import api
@@ -149,10 +151,10 @@ def test_notebooks_show_runs_and_comparisons(run, tmp_path):
     again = api.replay(PLAN, devices=3, data_dir=tmp_path, progress=False)
     comparison = api.compare(run, again)
     for shown in (run, run.figure(), comparison, comparison.figure()):
-        text = shown._repr_html_()
+        text = getattr(shown, NOTEBOOK)()
         assert text.startswith('<div class="fieldfleet">')
         assert "<script" not in text
-    assert "<svg" in run.figure()._repr_html_()
+    assert "<svg" in getattr(run.figure(), NOTEBOOK)()
     saved = run.figure().save(tmp_path / "figure.html")
     assert saved.read_text().startswith("<!doctype html>")
     assert comparison.same_model is False
