@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from edge_server.api.background import Background, Stop
-from edge_server.api.plans import NAME, PlanSource, allow_models
+from edge_server.api.plans import NAME, PlanSource, allow_plugins
 from edge_server.api.plans import plan as check_plan
 from edge_server.api.progress import ProgressOption, RecordReader, RoundProgress, TextBar
 from edge_server.api.runs import Run
@@ -151,7 +151,7 @@ def _root(data_root: Folder | None) -> Path:
 
 def _find_source(source: PlanSource | Run, root: Path) -> Plan | Path:
     """Return what to replay: a checked plan, or the path of a plan, trace or run."""
-    allow_models()
+    allow_plugins()
     match source:
         case Plan():
             return source
@@ -184,7 +184,7 @@ def _replay(  # noqa: PLR0913 - options of `replay`
 
 
 def _local_trial(source: PlanSource, run: str, agents: int, device: str, data_dir: Path, root: Path) -> Local:
-    allow_models()
+    allow_plugins()
     plan = source if isinstance(source, Plan) else check_plan(source, data_root=root)
     if b'"__main__:' in msgspec.json.encode(plan):
         raise ConfigError(

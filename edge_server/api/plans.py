@@ -40,7 +40,8 @@ def plan(
     Args:
         source: Plan file, its tables as dicts, or another plan.
         data_root: Folder of data sets; None for FIELDFLEET_DATA or its default.
-        allow: Further `module:function` or `module:*` that plans may name, besides those of FIELDFLEET_MODELS.
+        allow: Plugins that plans may name, such as `module:function` or `module:*`, besides those of
+            FIELDFLEET_PLUGINS.
         keys: Keys of a plan, instead of those of `source`. Tables are merged, unless they choose another `name`,
             `source` or `kind`; lists are replaced.
 
@@ -51,7 +52,7 @@ def plan(
     named: list[str] = []
     table, path = _read_table(source, named)
     changes = _to_tables(keys, named)
-    allow_models([*allow, *named])
+    allow_plugins([*allow, *named])
     if isinstance(source, str | os.PathLike) and not keys:
         return load(path, root, several_sites=True)
     return validate(convert_plan(_merge(table, changes), path), path, root)
@@ -111,10 +112,10 @@ def _chooses_another(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bo
     return any(table.get(name) != changes[name] for name in CHOICES if name in changes)
 
 
-def allow_models(entries: Iterable[str] = ()) -> None:
-    """Add to the functions that plans may name in this process: those of FIELDFLEET_MODELS, and `entries`.
+def allow_plugins(entries: Iterable[str] = ()) -> None:
+    """Add to the plugins that plans may name in this process: those of FIELDFLEET_PLUGINS, and `entries`.
 
     Raises:
-        ConfigError: An entry is neither `module:function` nor `module:*`.
+        ConfigError: An entry is none that `shared.registry.allow` takes.
     """
-    registry.allow({*registry.allowed_entries(), *os.environ.get(registry.VARIABLE, "").split(), *entries})
+    registry.allow({*registry.allowed_entries(), *registry.entries_of_environment(), *entries})
