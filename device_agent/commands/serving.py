@@ -86,11 +86,11 @@ class BoardServing:
         config = self.config
         remote = RemoteTop(transport, config.site, config.device, instance, monotonic, config.link.frame_bytes)
         async with background(remote.run()):
-            self.process.ask = remote
+            self.process.tops.ask = remote
             try:
                 yield
             finally:
-                self.process.ask = None
+                self.process.tops.ask = None
 
 
 def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> BoardServing:

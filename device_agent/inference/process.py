@@ -10,36 +10,30 @@ import logging
 import signal
 import socket
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
-from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
-from device_agent.inference.collaborative.pipe import relay
+from device_agent.inference.collaborative.top_relay import TopRelay
+from device_agent.inference.command_pipe import CommandPipe, receive
 from device_agent.inference.messages import (
     EXIT_TAKEN,
-    HEAD_BYTES,
     Ask,
     Figures,
-    FromInference,
     Load,
     Loaded,
-    LoadRefused,
     Ready,
     Switch,
     Switched,
-    ToInference,
     Unload,
     Unloaded,
-    encode_frame,
 )
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import ConfigError, FieldFleetError, ServingDied, ServingRefused, Unreachable
+from shared.errors import ConfigError, FieldFleetError, ServingDied, ServingRefused
 from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.interpreter import Interpreter, find_interpreter
@@ -56,7 +50,6 @@ EXIT_PATIENCE_S = 2.0
 """Time for a process to exit after its pipe has closed."""
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """NumPy multiplies no matrices here; BLAS thread pools would take 40 MB of the memory limit per core."""
-A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
 
 
 class OwnParameters(Protocol):
@@ -83,7 +76,8 @@ class InferenceProcess:
 
     Attributes:
         refused: Reason why a version is not served after a start, by model.
-        ask: Client for upper halves on the server; None while there is no connection.
+        commands: Commands and their replies.
+        tops: Relay of requests for upper halves to the server.
         own: Source of the device's own parameters; None if the releases' are used.
         ready: Set while the process runs and serves what it served before.
         starts: Number of process starts.
@@ -104,9 +98,8 @@ class InferenceProcess:
         self._current = {name: files.version for name, files in served.items()}
         self._folders = folders
         self._process: Process | None = None
-        self._pending: deque[asyncio.Future[FromInference]] = deque()
+        self.commands, self.tops = CommandPipe(), TopRelay()
         self.ready = asyncio.Event()
-        self.ask: AskTop | None = None
         self.own: OwnParameters | None = None
         self.refused: dict[str, str] = {}
         self.starts = 0
@@ -133,7 +126,7 @@ class InferenceProcess:
             raise ServingRefused(str(error)) from error
         await self._wait_until_ready()
         await self._unload_others(name, version)
-        await self.request(self._load_message(files), Loaded)
+        await self.commands.request(self._load_message(files), Loaded)
         self._loaded.setdefault(name, {})[version] = files
 
     async def _unload_others(self, name: str, version: int) -> None:
@@ -142,7 +135,7 @@ class InferenceProcess:
         for other in [other for other in versions if other not in (version, self._current.get(name))]:
             del versions[other]
             if self.pid:
-                await self.request(Unload(name, other), Unloaded)
+                await self.commands.request(Unload(name, other), Unloaded)
 
     async def switch(self, name: str, version: int) -> None:
         """Activate a version.
@@ -151,7 +144,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._wait_until_ready()
-        await self.request(Switch(name, version), Switched)
+        await self.commands.request(Switch(name, version), Switched)
         self._current[name] = version
 
     def active_files(self) -> list[ReleaseFiles]:
@@ -167,7 +160,7 @@ class InferenceProcess:
         await self._wait_until_ready()
         if files not in self.active_files():
             return False
-        await self.request(self._load_message(files), Loaded)
+        await self.commands.request(self._load_message(files), Loaded)
         return True
 
     async def unload(self, name: str, version: int) -> None:
@@ -188,7 +181,7 @@ class InferenceProcess:
             del self._current[name]
             await self._activate_other(name, others)
         if self.pid and version not in others:
-            await self.request(Unload(name, version), Unloaded)
+            await self.commands.request(Unload(name, version), Unloaded)
 
     async def _activate_other(self, name: str, others: dict[int, ReleaseFiles]) -> None:
         """Activate another loaded version, or that of an operator's folder once a rollout's is taken back."""
@@ -202,7 +195,7 @@ class InferenceProcess:
             return
         try:
             if files:
-                await self.request(self._load_message(files), Loaded)
+                await self.commands.request(self._load_message(files), Loaded)
             await self.switch(name, max(others))
         except ServingDied:
             raise  # the next process starts with this version
@@ -218,7 +211,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._wait_until_ready()
-        return await self.request(Ask(name, version), Figures)
+        return await self.commands.request(Ask(name, version), Figures)
 
     async def _wait_until_ready(self) -> None:
         """Wait until the process serves what it served before."""
@@ -243,9 +236,17 @@ class InferenceProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def _start_command(self, interpreter: Interpreter) -> Sequence[str]:
+    async def _start(self, interpreter: Interpreter, tops: Sequence[int]) -> Process:
+        """Start the process, with the descriptor of its socket for upper halves if it has one."""
         settings = msgspec.json.encode(self._settings).decode()
-        return (*self._command, settings) if self._command else interpreter.command(MODULE, settings)
+        return await asyncio.create_subprocess_exec(
+            *(*(self._command or interpreter.command(MODULE)), settings, *map(str, tops)),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            env=interpreter.environment() | SINGLE_THREADED,
+            pass_fds=tops,
+        )
 
     async def live(self) -> str:
         """Start the process and serve it until it ends; return the cause of its death.
@@ -258,28 +259,22 @@ class InferenceProcess:
         agent_socket, process_socket = socket.socketpair() if self._settings.cut else (None, None)
         tops = [process_socket.fileno()] if process_socket else []
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
-                *(*self._start_command(interpreter), *map(str, tops)),
-                stdin=PIPE,
-                stdout=PIPE,
-                start_new_session=True,
-                env=interpreter.environment() | SINGLE_THREADED,
-                pass_fds=tops,
-            )
+            process = self._process = await self._start(interpreter, tops)
         finally:
             if process_socket:
                 process_socket.close()
+        self.commands.attach(process)
         log.info("inference process started pid=%d", process.pid)
-        relaying = asyncio.create_task(self._relay(agent_socket), name="upper halves") if agent_socket else None
+        relaying = asyncio.create_task(self.tops.run(agent_socket), name="upper halves") if agent_socket else None
         restoring, has_served = None, False
         try:
             async with backports.timeout(START_PATIENCE_S):
-                first = await _receive(process)
+                first = await receive(process)
             if isinstance(first, Ready):
                 has_served = True
                 restoring = asyncio.create_task(self._restore(), name="restore")
-                while (message := await _receive(process)) is not None:
-                    self._resolve_next(message)
+                while (message := await receive(process)) is not None:
+                    self.commands.resolve_next(message)
                 with suppress(TimeoutError):  # let it exit by itself: a signal would hide the cause of its death
                     async with backports.timeout(EXIT_PATIENCE_S):
                         await process.wait()
@@ -293,49 +288,18 @@ class InferenceProcess:
             for task in (restoring, relaying):
                 if task:
                     task.cancel()
-            self._fail_pending()
+            self.commands.fail_pending()
             await asyncio.shield(terminate(process))
-        return _cause_of_death(process) + ("" if has_served else self._hint(process))
-
-    def _hint(self, process: Process) -> str:
-        """Return a likely cause for a process that died before it could serve."""
-        if process.returncode == EXIT_TAKEN:
-            return " (serve.port, serve.socket)"
-        limit = self._settings.memory_bytes / MIB
-        return f"; it ended before it could serve: if memory was short, raise serve.memory_mb (now {limit:.0f} MiB)"
-
-    async def _relay(self, agent_socket: socket.socket) -> None:
-        """Relay upper-half requests of the process to the server until it closes."""
-        try:
-            await relay(*await asyncio.open_connection(sock=agent_socket), self._ask_top)
-        except (OSError, msgspec.DecodeError) as error:
-            log.warning("relay of upper halves failed: %s", error)
-
-    async def _ask_top(self, half: Half, parts: Sequence[memoryview], deadline_s: float) -> TopReply:
-        if self.ask is None:
-            raise Unreachable("there is no connection to the site's broker yet")
-        return await self.ask(half, parts, deadline_s)
-
-    def _resolve_next(self, message: FromInference) -> None:
-        if self._pending:
-            reply = self._pending.popleft()
-            if not reply.done():  # the caller may have been cancelled
-                reply.set_result(message)
-
-    def _fail_pending(self) -> None:
-        pending, self._pending = self._pending, deque()
-        for reply in pending:
-            if not reply.done():
-                reply.set_exception(ServingDied("the inference process ended"))
+        return _cause_of_death(process) + ("" if has_served else _hint(process, self._settings.memory_bytes))
 
     async def _restore(self) -> None:
         """Load what was served before; log and record refusals."""
         for name, versions in [(name, dict(versions)) for name, versions in self._loaded.items()]:
             for files in versions.values():
                 try:
-                    loaded = await self.request(self._load_message(files), Loaded)
+                    loaded = await self.commands.request(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
-                        await self.request(Switch(name, files.version), Switched)
+                        await self.commands.request(Switch(name, files.version), Switched)
                     self.refused.pop(name, None)
                     log.info(
                         "serving %s/%d, opened in %.2f s by %s", name, files.version, loaded.seconds, loaded.provider
@@ -347,38 +311,9 @@ class InferenceProcess:
                     log.warning("%s/%d is not served: %s", name, files.version, error)
         self.ready.set()
 
-    async def request(self, message: ToInference, kind: type[A]) -> A:
-        """Send a command and return its reply.
-
-        Raises:
-            ServingRefused: The process refused.
-            ServingDied: The process is not running or died.
-        """
-        process = self._process
-        if process is None or process.stdin is None or process.returncode is not None:
-            raise ServingDied("the inference process is not running")
-        reply: asyncio.Future[FromInference] = asyncio.get_running_loop().create_future()
-        self._pending.append(reply)
-        process.stdin.write(encode_frame(message))
-        answer = await reply
-        if isinstance(answer, kind):
-            return answer
-        raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"unexpected reply {answer!r}")
-
     def _load_message(self, files: ReleaseFiles) -> Load:
         parts = {name: str(path) for name, path in files.parts.items()}
         return Load(files.name, files.version, files.manifest, parts, self.own.path_for(files) if self.own else "")
-
-
-async def _receive(process: Process) -> FromInference | None:
-    """Return the next message; None once the pipe is closed."""
-    assert process.stdout
-    try:
-        size = int.from_bytes(await process.stdout.readexactly(HEAD_BYTES), "little")
-        message: FromInference = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromInference)
-    except (ConnectionError, asyncio.IncompleteReadError):
-        return None
-    return message
 
 
 def _cause_of_death(process: Process) -> str:
@@ -388,3 +323,11 @@ def _cause_of_death(process: Process) -> str:
     if code is not None and code < 0:
         return f"the inference process died of signal {-code} ({signal.Signals(-code).name})"
     return f"the inference process ended with exit code {code}; see its messages in this agent's log"
+
+
+def _hint(process: Process, memory_bytes: int) -> str:
+    """Return a likely cause for a process that died before it could serve."""
+    if process.returncode == EXIT_TAKEN:
+        return " (serve.port, serve.socket)"
+    limit = memory_bytes / MIB
+    return f"; it ended before it could serve: if memory was short, raise serve.memory_mb (now {limit:.0f} MiB)"

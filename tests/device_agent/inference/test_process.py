@@ -262,7 +262,7 @@ def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made
         cause = await asyncio.wait_for(process.live(), LIMIT_S)
         assert names_all(cause, 71, "serve.socket")
         with pytest.raises(ServingDied):
-            await process.request(Ask("tiny", 1), Figures)
+            await process.commands.request(Ask("tiny", 1), Figures)
 
     real(story())
 
