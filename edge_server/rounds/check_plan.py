@@ -113,6 +113,8 @@ def _check_choices(plan: Plan, path: Path) -> None:
         if plan.optimizer:
             convert_options(plan.optimizer)
         state = algorithm.init(model, plan.seed)  # refuses a cut outside the model
+        if algorithm.check_hyper:
+            algorithm.check_hyper(plan.hyper)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if (algorithm.server is None) != (not plan.server_data):

@@ -10,12 +10,17 @@ from shared.algorithms.hcef import hcef
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
+from shared.algorithms.scaffold import scaffold
 from shared.algorithms.semisupervised.full_model.fedmatch import fedmatch
 from shared.algorithms.semisupervised.full_model.fedswitch import fedswitch
 from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
 from shared.algorithms.semisupervised.semisfl import semisfl
 from shared.algorithms.semisupervised.supervised_only import supervised_only
+from shared.algorithms.server_optimizers.fedadagrad import fedadagrad
+from shared.algorithms.server_optimizers.fedadam import fedadam
+from shared.algorithms.server_optimizers.fedavgm import fedavgm
+from shared.algorithms.server_optimizers.fedyogi import fedyogi
 from shared.algorithms.split.fedsl import VARIANTS, fedsl
 from shared.algorithms.subnetwork.fedmp import fedmp
 from shared.algorithms.subnetwork.fedspu import fedspu
@@ -32,6 +37,11 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
     {
         "fedavg": fedavg,
         "fedprox": fedprox,
+        "fedavgm": fedavgm,
+        "fedadam": fedadam,
+        "fedyogi": fedyogi,
+        "fedadagrad": fedadagrad,
+        "scaffold": scaffold,
         "fedsl": fedsl,
         "fedspu": fedspu,
         "hcef": hcef,

@@ -239,6 +239,8 @@ class Algorithm:
         resources: Cost of the training, and the allocated values that it uses.
         departure: Devices may leave for good.
         mixing: Several servers can train together.
+        check_hyper: (the plan's hyperparameters) raises ConfigError where the method cannot train with them. None: it
+            trains with any.
         reads_labels: Whether devices train on labels; if not, none of theirs is read.
         sends_changes: Whether an update is a change, so that a missing coordinate means no change: codec `topk`.
     """
@@ -258,6 +260,7 @@ class Algorithm:
     resources: Resources = Resources()
     departure: Departure | None = None
     mixing: Mixing | None = None
+    check_hyper: Callable[[Hyper], None] | None = None
     reads_labels: bool = True
     sends_changes: bool = False
 
