@@ -31,7 +31,7 @@ VAGUE = set(
 )
 """Names that say what happened to a value, or nothing, in place of what it is."""
 
-PARTICIPLE = re.compile(r"[a-z]+(?:ed|en|wn|ld|id)")
+PARTICIPLE = re.compile(r"(?!scaffold$)[a-z]+(?:ed|en|wn|ld|id)")
 CLAUSE = re.compile(r"(?:What|Whether|Whom?|Whose|How|Where|Which|From|Of|As|The (?:ones?|same))\b")
 INDIRECT = re.compile(
     r"Return (?:what|whether|how|who|which|where|as)\b|(?:Tell|Say) (?:whether|what|how|who)\b|Have \w+ "

@@ -90,10 +90,10 @@ class ScaffoldSettings:
 def init(model: Model, _seed: int) -> State:
     """Return the model, and c = 0 for every trained parameter."""
     network = {name: leaf.clone() for name, leaf in model.tree().items()}
-    return State({**network, **{name: torch.zeros_like(leaf) for name, leaf in _controlled(model).items()}})
+    return State({**network, **{name: torch.zeros_like(leaf) for name, leaf in _control_outline(model).items()}})
 
 
-def _controlled(model: Model) -> Tree:
+def _control_outline(model: Model) -> Tree:
     """Return the trained parameters by the names of their control variates."""
     weights = model.layers.named_parameters()
     return {CONTROL + name: leaf.detach() for name, leaf in weights if leaf.requires_grad}
@@ -126,7 +126,7 @@ def local(model: Model, state: State, start: Tree, batches: Batches, assignment:
     Raises:
         WireError: The download is not the network and its control variate.
     """
-    like = {**model.tree(), **_controlled(model)}
+    like = {**model.tree(), **_control_outline(model)}
     check_like(start, like)
     if missing := sorted(like.keys() - start.keys()):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
@@ -147,14 +147,16 @@ def local(model: Model, state: State, start: Tree, batches: Batches, assignment:
     if steps:
         scale = -1 / (steps * assignment.hyper.learning_rate)
         after = {name: result.tree[name] * scale - correction[name] for name in common}
-    moved = {CONTROL + name: leaf - before[name] if name in before else leaf.clone() for name, leaf in after.items()}
-    kept = {CONTROL + name: leaf for name, leaf in after.items()} | {
+    control_changes = {
+        CONTROL + name: leaf - before[name] if name in before else leaf.clone() for name, leaf in after.items()
+    }
+    controls = {CONTROL + name: leaf for name, leaf in after.items()} | {
         EARLIER + name: leaf for name, leaf in before.items()
     }
     facts: dict[str, Scalar] = {LAST: assignment.seed}
     if seed is not None:
         facts[BEFORE_LAST] = seed
-    return State(kept, facts), replace(result, tree={**result.tree, **moved})
+    return State(controls, facts), replace(result, tree={**result.tree, **control_changes})
 
 
 def _control_that_counts(state: State, assignment: Assignment) -> tuple[Tree, int | None]:

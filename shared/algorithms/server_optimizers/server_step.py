@@ -60,12 +60,12 @@ def server_optimizer(initial: Mapping[str, float], step: Step, mu: float) -> Alg
         return State({**state.tree, **moments}, state.facts)
 
     def aggregate(state: State, mean: Mean) -> State:
-        changes, moved = tree.finish_mean(mean), Tree()
+        changes, next_moments = tree.finish_mean(mean), Tree()
         for name, change in changes.items():
             if moments := {prefix: state.tree[prefix + name] for prefix in initial if prefix + name in state.tree}:
                 after, changes[name] = step(moments, change)
-                moved |= {prefix + name: moment for prefix, moment in after.items()}
-        return State({**tree.add(state.tree, changes), **moved}, state.facts)
+                next_moments |= {prefix + name: moment for prefix, moment in after.items()}
+        return State({**tree.add(state.tree, changes), **next_moments}, state.facts)
 
     return replace(averaged, init=init, aggregate=aggregate)
 
