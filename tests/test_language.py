@@ -166,7 +166,6 @@ CEILINGS: dict[Rule, int] = {
 LARGE_CLASSES = {
     "device_agent.Agent",
     "device_agent.AgentOffers",
-    "device_agent.BoardStore",
     "device_agent.Candidate",
     "device_agent.Connection",
     "device_agent.Delivery",

@@ -52,14 +52,10 @@ class BoardStore:
     def names(self) -> list[str]:
         """Return the models that have a record, sorted."""
         return [
-            name for name in self._folders() if any((self.folder / name / file).exists() for file in (STATE, BEFORE))
+            name
+            for name in _list_folders(self.folder)
+            if any((self.folder / name / file).exists() for file in (STATE, BEFORE))
         ]
-
-    def _folders(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self.folder.iterdir() if is_name(path.name) and path.is_dir())
-        except FileNotFoundError:
-            return []
 
     def record(self, name: str) -> UpdateRecord:
         """Return the record of a model; an empty one if no release was ever offered.
@@ -98,7 +94,7 @@ class BoardStore:
         folder = ensure_folder(self.folder, self.folder / record.name)
         with self._turn:
             if manifest is not None:
-                replace_file(self._manifest(record.name, record.candidate), manifest)
+                replace_file(_manifest_path(self.folder, record.name, record.candidate), manifest)
             with suppress(CorruptFile):  # do not back up a damaged record
                 if before := self._read(record.name):
                     replace_file(folder / BEFORE, write_record(before))
@@ -111,7 +107,7 @@ class BoardStore:
             CorruptFile: It is missing or damaged.
             ConfigError: It has a newer format.
         """
-        path = self._manifest(name, version)
+        path = _manifest_path(self.folder, name, version)
         try:
             if path.stat().st_size > MAX_MANIFEST_BYTES:
                 raise CorruptFile(f"{path}: larger than the limit of a manifest ({MAX_MANIFEST_BYTES} bytes)")
@@ -125,11 +121,8 @@ class BoardStore:
     def release(self, name: str, version: int) -> str:
         """Return the SHA-256 of a version's manifest; empty if there is none."""
         with suppress(FileNotFoundError):
-            return compute_digest(self._manifest(name, version))
+            return compute_digest(_manifest_path(self.folder, name, version))
         return ""
-
-    def _manifest(self, name: str, version: int) -> Path:
-        return self.folder / name / f"{version}{SUFFIX}"
 
     def require_room(self, manifest: ReleaseManifest) -> None:
         """Refuse a release that does not fit on the disk, before any of it is fetched.
@@ -185,13 +178,13 @@ class BoardStore:
         ahead, unwanted = self.ahead(), list[Path]()
         needed = {part.sha256 for part in ahead.parts.values()} if ahead else set[str]()
         try:
-            for name in self._folders():
+            for name in _list_folders(self.folder):
                 retained = self.record(name).retained_versions
                 for version in self.versions(name):
                     if version in retained:
                         needed |= {part.sha256 for part in self.manifest(name, version).parts.values()}
                     else:
-                        unwanted.append(self._manifest(name, version))
+                        unwanted.append(_manifest_path(self.folder, name, version))
         except (CorruptFile, ConfigError) as error:
             log.warning("nothing is removed from %s: %s", self.folder, error)
             return
@@ -205,3 +198,14 @@ class BoardStore:
         """Return the versions of a model whose manifests are stored, sorted."""
         stems = (path.name.removesuffix(SUFFIX) for path in (self.folder / name).glob(f"*{SUFFIX}"))
         return sorted(int(version) for version in stems if version.isdecimal())
+
+
+def _list_folders(releases: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in releases.iterdir() if is_name(path.name) and path.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def _manifest_path(releases: Path, name: str, version: int) -> Path:
+    return releases / name / f"{version}{SUFFIX}"
