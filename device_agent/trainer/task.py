@@ -46,6 +46,7 @@ from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, seed_torch
+from shared.models.chain import count_below
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistic_names
 from shared.plugins import require_same
@@ -231,9 +232,7 @@ def _choose_threads(task: TrainingTask, threads: ThreadTuner) -> None:
 def _build_bottom(job: Job, model: Model) -> nn.Module:
     """Allocate the layers whose parameters were received."""
     names = payloads.unpack(to_file.view(Path(job.params))).blobs.keys()
-    layers = [layer for layer, _ in model.layers.named_children()]
-    last = max((layers.index(place) for place in {name.partition(".")[0] for name in names} & {*layers}), default=0)
-    bottom = model.layers[: last + 1].to_empty(device=CPU)
+    bottom: nn.Module = model.chain[: max(1, count_below(model.chain, names))].to_empty(device=CPU)
     for leaf in bottom.state_dict().values():
         leaf.zero_()
     return bottom

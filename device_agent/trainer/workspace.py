@@ -125,7 +125,7 @@ class Workspace:
 
     def _require_room(self, spec: Spec) -> None:
         """Refuse a network that, with its gradients, does not fit in memory."""
-        leaves = self.skeleton(spec).layers.state_dict().values()
+        leaves = self.skeleton(spec).tree().values()
         require_room(2 * sum(leaf.numel() * leaf.element_size() for leaf in leaves), Path(f"model {spec.name}"))
 
     def require_fit(self, spec: Spec, data: Data, *, split: bool = False) -> None:

@@ -21,7 +21,7 @@ MATRIX = 2
 
 def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
     """Measure a model as broadcast by an algorithm; meta tensors suffice."""
-    leaves = model.layers.state_dict()
+    leaves = model.tree()
     assignment = Assignment(seed=0, hyper=Hyper())
     down = algorithm.broadcast(state, "", assignment)
     weights = sum(parameter.numel() for parameter in model.layers.parameters())
@@ -39,7 +39,7 @@ def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[fl
         model: Meta tensors suffice.
         shares: In ascending order.
     """
-    leaves = model.layers.state_dict()
+    leaves = model.tree()
     total = sum(leaf.nbytes for leaf in leaves.values())
     if codec.name != "topk":
         return tuple((share, total) for share in shares)
@@ -56,9 +56,9 @@ def update_bytes(model: Model, ratios: list[float]) -> tuple[tuple[float, int], 
 
     In a model that is not a chain of layers, neurons cannot be identified; bytes are then proportional to the ratio.
     """
-    leaves = model.layers.state_dict()
+    leaves = model.tree()
     try:
-        neurons = active.read_chain(model.layers)
+        neurons = active.read_chain(model.chain)
     except ConfigError:
         total = sum(leaf.nbytes for leaf in leaves.values())
         return tuple((ratio, round(ratio * total)) for ratio in ratios)

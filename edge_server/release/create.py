@@ -244,7 +244,7 @@ def _export_halves(
 ) -> tuple[SplitHalves, Tensor]:
     """Export the graphs below and above a cut; return them and the probes' features at the cut."""
     model, plan_cut = run_model.model, run_model.plan.algorithm.options.get("cut", 0)
-    cut = cut or (plan_cut if isinstance(plan_cut, int) else 0) or next(iter(model.cuts), 0)
+    cut = cut or (plan_cut if isinstance(plan_cut, int) else 0) or next(iter(model.cut_places), 0)
     below, above = model.below(cut).eval(), model.above(cut).eval()
     with torch.no_grad():
         features = below(probes[0])

@@ -34,6 +34,7 @@ from edge_server.release.run_model import RunModel
 from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import build_zeroed
+from shared.models.leaves import load_leaves
 from shared.protocol.inference.release import Kind, Reduction
 from shared.runtime.clock import monotonic
 from shared.tensors.tree import Tree
@@ -170,7 +171,7 @@ def to_float16(run_model: RunModel) -> tuple[RunModel, Tree]:
         raise ConfigError(f"{run_model.what}: {wrong[0]} has values beyond float16's range; leave --float16 out")
     tree = {name: half[name].to(leaf.dtype) for name, leaf in run_model.tree.items()}
     model = build_zeroed(run_model.plan.model)
-    model.layers.load_state_dict(tree)
+    load_leaves(model.layers, tree)
     model.layers.eval()
     return replace(run_model, model=model, tree=tree), half
 

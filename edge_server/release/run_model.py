@@ -25,6 +25,7 @@ from shared.data.load import load
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
+from shared.models.leaves import load_leaves
 from shared.protocol.inference.release import Preprocessing, ReleaseSource
 from shared.protocol.inputs import Inputs
 from shared.registry import FAULTS, build
@@ -87,7 +88,7 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
     classes = _find_class_names(plan, examples, run.records)
     source = _describe_source(run, build(ALGORITHMS, plan.algorithm, "algorithm"), number)
     prepared = _describe_preprocessing(_find_inputs(plan, run.records), shape)
-    return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
+    return RunModel(plan, model, model.tree(), shape, classes, prepared, source)
 
 
 def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]:
@@ -112,7 +113,7 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
         raise ConfigError(f"run {run.folder.name} has replaced its model of round {number}; try again") from error
     tree = _load_network(algorithm, state, build_blank(plan.model), run, number)
     model = build_zeroed(plan.model)
-    model.layers.load_state_dict(tree)
+    load_leaves(model.layers, tree)
     model.layers.eval()
     return model, number
 

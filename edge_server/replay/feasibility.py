@@ -23,6 +23,7 @@ from edge_server.rounds.neighbours import plan_of_site
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, Infeasible
 from shared.models.evaluate import build_skeleton
+from shared.models.leaves import read_leaves
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Task, Transfer
 from shared.registry import build
@@ -151,7 +152,7 @@ def _bound_rounds(
     plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], workload: Workload, members: Sequence[int]
 ) -> Iterator[LowerBound]:
     """Yield a lower bound on each round of the devices with these indices."""
-    dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
+    dense = sum(leaf.nbytes for leaf in read_leaves(build_skeleton(plan.model)).values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # the size under other codecs is not known yet
     devices = [(behaviours[index], workload.task_work(_first_job(plan, fleet, index))) for index in members]
     least = None

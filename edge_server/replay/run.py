@@ -56,6 +56,7 @@ from shared.data.cache import DataCache
 from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton
+from shared.models.leaves import read_leaves
 from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
@@ -463,4 +464,4 @@ def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
 
 def model_bytes(plan: Plan) -> int:
     """Return the size of a plan's model."""
-    return sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
+    return sum(leaf.nbytes for leaf in read_leaves(build_skeleton(plan.model)).values())

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-from torch import nn
 
 from device_agent.trainer.interface import Job
 from edge_server.replay.devices.behaviour import Work, batches
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.spec import Data
+from shared.models.base import Model
 from shared.models.build import build_blank
+from shared.models.chain import count_below
 from shared.models.cost import step_flops
-from shared.models.evaluate import build_skeleton
 from shared.protocol import payload
 from shared.protocol.messages import Spec, count_steps
 from shared.registry import build
@@ -27,7 +27,7 @@ class Workload:
     """Compute the work of tasks from the device's data and the network's shapes."""
 
     cache: DataCache
-    _networks: dict[bytes, nn.Module] = field(default_factory=dict)
+    _models: dict[bytes, Model] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
 
     def task_work(self, job: Job) -> Work:
@@ -63,12 +63,11 @@ class Workload:
         """
         task, (_, trained_on) = job.task, self.cache.count_sides(job.data)
         received = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
-        network = self._network(task.model)
-        names = received & network.state_dict().keys()
+        model = self._model(task.model)
+        names = received & model.tree().keys()
         split = build(ALGORITHMS, task.algorithm, "algorithm").split
         more = split.passes - 1 if split else 0  # besides the trained pass
-        layers = [layer for layer, _ in network.named_children()]
-        below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
+        below = count_below(model.chain, names)
         assignment, steps = task.assignment, task.assignment.steps
         sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
         forward, both = (
@@ -81,7 +80,7 @@ class Workload:
         forward, both = forward * (1 + more), both + forward * more
         examples = sum(size * count for size, count in sizes.items())
         work = self._make_work(job, steps=steps, examples=examples, flops=both)
-        weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)
+        weights = sum(leaf.numel() for name, leaf in model.layers.named_parameters() if name in names)
         return replace(work, weights=weights), forward / both if both else 0.0
 
     def step_work(self, job: Job) -> Work:
@@ -114,7 +113,7 @@ class Workload:
         return Work(
             steps=steps,
             examples=examples,
-            weights=sum(leaf.numel() for leaf in self._network(task.model).parameters()),
+            weights=sum(leaf.numel() for leaf in self._model(task.model).layers.parameters()),
             flops=flops,
             run=task.run,
             round=task.round,
@@ -132,8 +131,8 @@ class Workload:
             self._shares[key] = step_share(build_blank(task.model), assignment) if step_share else 1.0
         return self._shares[key]
 
-    def _network(self, spec: Spec) -> nn.Module:
+    def _model(self, spec: Spec) -> Model:
         key = msgspec.msgpack.encode(spec)
-        if key not in self._networks:
-            self._networks[key] = build_skeleton(spec)
-        return self._networks[key]
+        if key not in self._models:
+            self._models[key] = build_blank(spec)
+        return self._models[key]

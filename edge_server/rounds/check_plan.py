@@ -130,7 +130,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
             "network; rename that layer"
         )
     _check_topk(plan, algorithm, path)
-    _check_exact(plan, {*model.layers.state_dict(), *state.tree}, path)
+    _check_exact(plan, {*model.tree(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
     _check_sites(plan, algorithm, path)
     evaluated = evaluated_parameters(algorithm, model, state)

@@ -274,7 +274,7 @@ def evaluated_parameters(algorithm: Algorithm, model: Model, state: State) -> Tr
         model: The network, with or without storage.
     """
     parameters = algorithm.evaluated(state) if algorithm.evaluated else state.tree
-    return {name: parameters[name] for name in model.layers.state_dict() if name in parameters}
+    return {name: parameters[name] for name in model.tree() if name in parameters}
 
 
 def network_leaves(tree: Tree) -> Tree:
@@ -293,7 +293,7 @@ def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
         ConfigError: A part of it exists only on the devices.
     """
     parameters = evaluated_parameters(algorithm, model, state)
-    if missing := sorted(model.layers.state_dict().keys() - parameters.keys()):
+    if missing := sorted(model.tree().keys() - parameters.keys()):
         raise ConfigError(
             f"{missing[0]} and {len(missing) - 1} more parameters exist only on the devices: no complete network"
         )

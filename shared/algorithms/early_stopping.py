@@ -19,10 +19,10 @@ from inspect import signature
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Departure, Result
+from shared.models.leaves import call_with
 from shared.protocol.messages import Assignment, Scalar
 from shared.tensors.tree import Mean, State, Tree
 
@@ -93,7 +93,7 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
     layers.eval()
     parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
     losses = [
-        functional.cross_entropy(functional_call(layers, tree, (inputs,)), labels, reduction="sum").item()
+        functional.cross_entropy(call_with(layers, tree, inputs), labels, reduction="sum").item()
         for inputs, labels in parts
     ]
     return sum(losses) / len(batch[1])

@@ -20,6 +20,7 @@ from torch.nn import functional
 from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike, network_leaves
 from shared.errors import Diverged
 from shared.models.base import Model
+from shared.models.leaves import load_leaves, read_leaves
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree
 from shared.tensors.sgd import descend
@@ -49,7 +50,7 @@ def local_sgd(
         correct: Changes gradients before each step.
     """
     layers, hyper = model.layers, assignment.hyper
-    layers.load_state_dict(start)
+    load_leaves(layers, start)
     layers.train()
     layers.zero_grad()  # gradients of a task interrupted within a step
     change = partial(correct, layers, start) if correct else None
@@ -76,11 +77,11 @@ def train_copies(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper)
         layers: Trains the copies; its tensors are overwritten.
         start: Initial parameters and buffers; not changed.
     """
-    layers.load_state_dict(start)
+    load_leaves(layers, start)
     layers.train()
     layers.zero_grad()  # gradients of a task interrupted within a step
     loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper)
-    return {key: leaf.clone() for key, leaf in layers.state_dict().items()}, loss
+    return {key: leaf.clone() for key, leaf in read_leaves(layers).items()}, loss
 
 
 def descend_batches(

@@ -33,6 +33,7 @@ from shared.algorithms.personal.sparse_update import most_important
 from shared.algorithms.personal_model import describe_origin, require_finite
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
+from shared.models.leaves import load_leaves
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree as trees
 from shared.tensors.counts import floor_share
@@ -164,7 +165,7 @@ def _merge_choice(chosen: Tree, personal: Tree, down: Tree) -> Tree:
 
 
 def _train(model: Model, merged: Tree, chosen: Tree, batches: Batches, hyper: Hyper) -> float | None:
-    model.layers.load_state_dict(merged)
+    load_leaves(model.layers, merged)
     model.layers.train()
     model.layers.zero_grad()  # of a task that was cut short in the middle of a step
     weights, tally = list(model.layers.named_parameters()), Tally()

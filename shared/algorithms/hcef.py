@@ -55,6 +55,7 @@ from shared.algorithms.fedavg import LocalSgd, descend_batches, fedavg, require_
 from shared.algorithms.local_training import epochs
 from shared.errors import WireError
 from shared.models.base import Model
+from shared.models.leaves import load_leaves
 from shared.protocol.messages import Assignment, Scalar, Value
 from shared.tensors import tree
 from shared.tensors.counts import floor_share
@@ -163,9 +164,9 @@ def local(
     layers, hyper, metrics = model.layers, assignment.hyper, dict[str, float]()
     steps = _assigned_steps(settings, assignment)
     if settings.gradients and assignment.values.get(GRADIENTS):
-        layers.load_state_dict(start)
+        load_leaves(layers, start)
         metrics[SIGMA2], metrics[G2] = gradient_moments(layers, batches, hyper.batch_size, settings.gradients)
-    layers.load_state_dict(start)  # again: running statistics have changed
+    load_leaves(layers, start)  # again: running statistics have changed
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     momenta = {name: leaf.clone() for name, leaf in state.tree.items()} if settings.momentum == "kept" else Tree()

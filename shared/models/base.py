@@ -1,14 +1,17 @@
-"""Model interface: a chain of layers with legal cut points."""
+"""Model interface: any module, and its chain of layers with legal cut points."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
 
 from shared.errors import ConfigError
+from shared.models.chain_trace import cut_places, is_flat, trace_chain
+from shared.models.leaves import read_leaves, tied_names
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
@@ -16,21 +19,21 @@ from shared.tensors.tree import Tree
 
 @dataclass(frozen=True)
 class Model:
-    """A network as a chain of layers.
+    """A network, and where it can be cut.
 
     A cut is named as in papers: by the number of layers with weights, convolutions and linear ones, below it.
 
     Attributes:
-        layers: The chain; inputs of shape (N, ...), outputs of shape (N, classes).
-        cuts: Legal cuts in ascending order, each with its position in the chain: `layers[: cuts[cut]]` stays on the
-            device, the rest is on the server. Slices retain the parameter names of the whole network.
+        layers: Any module; inputs of shape (N, ...), outputs of shape (N, classes).
+        cuts: Legal cuts of an `nn.Sequential` in ascending order, each with its position: `layers[: cuts[cut]]` stays
+            on the device, the rest is on the server. Empty to derive them from the chain, see `cut_places`.
         example: Shape of one input; empty if the builder does not declare it.
         he_normal: Whether initial weights are normal, see `shared.models.kaiming`; else uniform, as torch's are.
         spec: Specification from which the model can be rebuilt; None for a model built by hand.
         draw: Random generator of the initial weights: see `shared.models.build`; empty for torch's.
     """
 
-    layers: nn.Sequential
+    layers: nn.Module
     cuts: Mapping[int, int] = field(default_factory=dict)
     example: tuple[int, ...] = ()
     he_normal: bool = False
@@ -38,7 +41,11 @@ class Model:
     draw: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for cuts that leave nothing on a side, or are out of order."""
+        """Raise ValueError for cuts that leave nothing on a side or are out of order, TypeError for other modules'."""
+        if not self.cuts:
+            return
+        if not isinstance(self.layers, nn.Sequential):
+            raise TypeError("cuts are positions in an nn.Sequential; leave them out for another module")
         places = list(self.cuts.values())
         if any(not 0 < place < len(self.layers) for place in places):
             raise ValueError(f"cuts at {places}: each must be inside the chain of {len(self.layers)} layers")
@@ -46,8 +53,25 @@ class Model:
             raise ValueError(f"cuts and their positions must ascend: {dict(self.cuts)}")
 
     def tree(self) -> Tree:
-        """Return parameters and buffers; the tensors are the network's, not copies."""
-        return dict(self.layers.state_dict())
+        """Return parameters and buffers, tied ones once; the tensors are the network's, not copies."""
+        return read_leaves(self.layers)
+
+    @cached_property
+    def chain(self) -> nn.Sequential:
+        """Layers in order, with the network's own modules and parameter names; traced where `layers` is no chain.
+
+        Raises:
+            ConfigError: The network is no chain of layers, or cannot be traced.
+        """
+        is_given = bool(self.cuts) or is_flat(self.layers)
+        if isinstance(self.layers, nn.Sequential) and is_given and not tied_names(self.layers):
+            return self.layers
+        return trace_chain(self.layers)
+
+    @cached_property
+    def cut_places(self) -> Mapping[int, int]:
+        """Legal cuts in ascending order, each with its position in the chain; raises as `chain`."""
+        return self.cuts or cut_places(self.chain)
 
     @property
     def device(self) -> torch.device:
@@ -67,12 +91,13 @@ class Model:
         return self._slice(slice(self._place(cut), None))
 
     def _place(self, cut: int) -> int:
-        if cut not in self.cuts:
-            legal = f"cuts are {', '.join(map(str, self.cuts))}" if self.cuts else "it has no cuts"
+        places = self.cut_places
+        if cut not in places:
+            legal = f"cuts are {', '.join(map(str, places))}" if places else "it has no cuts"
             raise ConfigError(f"the model cannot be cut at {cut}: {legal}; correct `cut`")
-        return self.cuts[cut]
+        return places[cut]
 
     def _slice(self, which: slice) -> nn.Sequential:
-        part = self.layers[which]
+        part = self.chain[which]
         assert isinstance(part, nn.Sequential)
         return part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,10 @@ _DRAWS = frozenset(
 )
 
 PARAMETERS = frozenset({torch.float32})
-BUFFERS = frozenset({torch.float32, torch.int64, torch.int32})
+BUFFERS = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
 """Data types that every algorithm and codec can subtract and average."""
 
 MOST_FAULTS = 4
@@ -69,7 +72,7 @@ def build_initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
             return _build(spec)
     with _SkipInitialisation():
         model = _build(spec)
-    fill(model.layers, seed, he_normal=model.he_normal)
+    fill(model.chain, seed, he_normal=model.he_normal)
     return replace(model, draw=draw)
 
 
@@ -97,8 +100,61 @@ def build_blank(spec: Spec) -> Model:
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
+    if spec.name not in MODELS:
+        return _build_outline(spec)
     with torch.device("meta"), _SkipInitialisation():
         return _build(spec)
+
+
+def _build_outline(spec: Spec) -> Model:
+    """Build a user's network without storage for its parameters and persistent buffers.
+
+    Constants, which are not in the state dict, keep their values. A network with constants, or one whose builder reads
+    numbers, is built with storage first.
+    """
+    try:
+        with torch.device("meta"), _SkipInitialisation():
+            model = _build(spec)
+        if not _constants(model.layers):
+            return model
+    except ConfigError:  # from code that reads a number of a tensor; other faults are raised again
+        pass
+    model = build_initial(spec, 0)
+    travelling, outlines = model.layers.state_dict(keep_vars=True).values(), dict[int, Tensor]()
+    for leaf in travelling:  # one outline for all names of a tied leaf
+        outline = torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad)
+        outlines[id(leaf)] = nn.Parameter(outline, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else outline
+    for module in model.layers.modules():
+        for leaves in (module._parameters, module._buffers):  # noqa: SLF001 - as `Module._apply` does
+            leaves.update({name: outlines.get(id(leaf), leaf) for name, leaf in leaves.items()})  # type: ignore[misc]
+    return model
+
+
+def require_fixed_constants(spec: Spec) -> None:
+    """Reject a user's network with random tensors outside its state dict, which would differ between devices.
+
+    Raises:
+        ConfigError: They depend on the random generator; or as `build_initial`.
+    """
+    if spec.name in MODELS or not _constants(build_blank(spec).layers):
+        return
+    one, other = (_constants(build_initial(spec, seed).layers) for seed in (0, 1))
+    if random := [name for name, leaf in one.items() if name not in other or not torch.equal(leaf, other[name])]:
+        raise ConfigError(
+            f"model {spec.name!r}: {random[0]} is drawn at random and is not in the state dict, so that every device "
+            "would have another: use register_buffer without persistent=False"
+        )
+
+
+def _constants(layers: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a network holds outside its state dict, by name."""
+    travelling = {id(leaf) for leaf in layers.state_dict(keep_vars=True).values()}
+    found = dict(layers.named_buffers())
+    for prefix, module in layers.named_modules():
+        for name, value in vars(module).items():
+            values = value if isinstance(value, list | tuple) else [value]
+            found |= {f"{prefix}.{name}[{at}]": leaf for at, leaf in enumerate(values) if isinstance(leaf, Tensor)}
+    return {name: leaf for name, leaf in found.items() if id(leaf) not in travelling}
 
 
 class _SkipInitialisation(TorchFunctionMode):
@@ -118,8 +174,14 @@ def _build(spec: Spec) -> Model:
     model = build(MODELS, spec, "model")
     if spec.name in MODELS:
         return replace(model, spec=spec)
-    if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
-        raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")
+    if isinstance(model, nn.Module):
+        model = Model(model)
+    if not isinstance(model, Model) or not isinstance(model.layers, nn.Module):
+        shown = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigError(
+            f"model {spec.name!r} returned {shown}; return a torch.nn.Module, or a shared.models.base.Model that names "
+            "the module's cuts"
+        )
     if faults := list(_faults(model.layers)):
         raise ConfigError(f"model {spec.name!r}: {'; '.join(faults[:MOST_FAULTS])}")
     return replace(model, spec=spec)
@@ -127,17 +189,21 @@ def _build(spec: Spec) -> Model:
 
 def _faults(layers: nn.Module) -> Iterator[str]:
     """Yield the parts of a user's network that cannot travel or be averaged, each with a remedy."""
-    travelling, names = layers.state_dict().keys(), dict[int, str]()
-    parameters = [(name, leaf, True) for name, leaf in layers.named_parameters(remove_duplicate=False)]
-    buffers = [(name, leaf, False) for name, leaf in layers.named_buffers(remove_duplicate=False)]
-    for name, leaf, is_parameter in (*parameters, *buffers):
-        kind, dtype = "parameter" if is_parameter else "buffer", str(leaf.dtype).removeprefix("torch.")
+    parameters = [(name, leaf, True) for name, leaf in layers.named_parameters()]
+    for name, leaf, is_parameter in (*parameters, *((name, leaf, False) for name, leaf in layers.named_buffers())):
+        kind, dtype = "parameter" if is_parameter else "buffer", _type_name(leaf.dtype)
         if is_lazy(leaf):
             yield f"{kind} {name} is of a lazy layer: name the layer's size, as nn.Linear(inputs, outputs) does"
-        elif (other := names.setdefault(id(leaf), name)) != name:
-            yield f"{kind} {name} is tied to {other}: give each its own, or call one module from a module that holds it"
         elif leaf.dtype not in (PARAMETERS if is_parameter else BUFFERS):
-            remedy = "as float32: .float()" if is_parameter or leaf.is_floating_point() else "as int64: .long()"
-            yield f"{kind} {name} is {dtype}: make it {remedy}"
-        elif not is_parameter and name not in travelling:
-            yield f"buffer {name} is not persistent: leave out persistent=False, or make it in forward"
+            remedy = "it float32: .float()" if is_parameter else f"it one of {', '.join(map(_type_name, BUFFERS))}"
+            yield f"{kind} {name} is {dtype}: make {remedy}"
+    values: Mapping[str, object] = layers.state_dict()
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            yield f"{name} in the state dict is a {type(value).__name__}: store it in a buffer"
+        elif "/" in name or " " in name:
+            yield f"{name!r} in the state dict has a slash or a space: give it another name"
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

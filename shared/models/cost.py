@@ -20,15 +20,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
-from shared.models.build import build_blank
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Spec
 from shared.registry import FAULTS
+from shared.tensors.placement import CPU
 
 FLOAT_BYTES, LONG_BYTES = 4, 8
 BYTE_CLASSES = 256
 """Number of classes whose labels fit into a byte."""
 MAX_CACHED = 256
 """Maximum cached step counts."""
+META = torch.device("meta")
 MATRIX = 2
 """Minimum axes of a prunable weight: biases and normalisation parameters have one."""
 
@@ -77,12 +79,14 @@ class Table:
         example: Shape of one input.
         batch_size: Examples in the batch of a step.
         cuts: In ascending order of the cut.
+        uncut: Why the network has no cuts; empty if it is a chain of layers.
     """
 
     example: tuple[int, ...]
     batch_size: int
     whole: Part
     cuts: tuple[Cut, ...]
+    uncut: str = ""
 
 
 def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -> Table:
@@ -99,26 +103,31 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
     example = example or model.example
     if not example:
         raise ConfigError(f"model {spec.name!r} does not declare the shape of its examples; give their shape")
-    shapes, macs = _trace_shapes(model, example)
+    layers, places, uncut = nn.Sequential(model.layers), dict[int, int](), ""
+    try:
+        layers, places = model.chain, dict(model.cut_places)
+    except ConfigError as error:  # methods that train the whole network need no chain
+        uncut = str(error)
+    shapes, macs = _trace_shapes(layers, example)
     if len(shapes[-1]) != 1:
         raise ConfigError(f"model {spec.name!r} returns {shapes[-1]} numbers per example, not one per class")
     label_bytes = 1 if shapes[-1][0] <= BYTE_CLASSES else LONG_BYTES
     cuts = []
-    for cut, place in model.cuts.items():
+    for cut, place in places.items():
         shape = shapes[place]
         features = math.prod(shape)
         size = FLOAT_BYTES * batch_size * features
         below = _part_cost(model.below(cut), macs[place])
         cuts.append(Cut(cut, shape, features, below, size + batch_size * label_bytes, size + FLOAT_BYTES))
-    return Table(example, batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts))
+    return Table(example, batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts), uncut)
 
 
-def _trace_shapes(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
+def _trace_shapes(layers: nn.Sequential, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return an example's shape and the cumulative multiplications before the first layer and after each layer."""
     outputs = torch.empty((1, *example), device="meta")
     shapes, macs = [tuple(outputs.shape[1:])], [0]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        for layer in model.layers.eval():
+        for layer in layers.eval():
             try:
                 outputs = layer(outputs)
             except FAULTS as error:
@@ -129,7 +138,7 @@ def _trace_shapes(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[in
     return shapes, macs
 
 
-def _part_cost(layers: nn.Sequential, macs: int) -> Part:
+def _part_cost(layers: nn.Module, macs: int) -> Part:
     leaves = list(layers.parameters())
     return Part(
         parameters=sum(leaf.numel() for leaf in leaves),
@@ -175,20 +184,35 @@ def _count_step_cached(
 
 
 def _count_step(spec: Spec, example: torch.Size, batch_size: int, *, trains: bool, below: int | None) -> int:
-    network = build_blank(spec).layers.train()[:below]
+    try:
+        return _count_on(build_blank(spec), META, (batch_size, *example), trains=trains, below=below)
+    except ConfigError:
+        if spec.name in MODELS:
+            raise
+    # a forward that reads numbers, or has constants, needs storage
+    return _count_on(build_initial(spec, 0), CPU, (batch_size, *example), trains=trains, below=below)
+
+
+def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, trains: bool, below: int | None) -> int:
+    """Count the operations of one step on inputs of a shape, (B, ...).
+
+    Raises:
+        ConfigError: The network does not accept such inputs on this device.
+    """
+    network = (model.layers if below is None else model.chain[:below]).train()
     for layer in network.modules():
         if isinstance(layer, _BatchNorm):
             layer.eval()  # accepts a batch of one, with the same operations
-    with torch.device("meta"):
-        inputs = torch.empty((batch_size, *example))
-        labels = torch.empty(batch_size, dtype=torch.long)
+    with torch.device(device):
+        inputs = torch.zeros(shape)
+        labels = torch.zeros(shape[0], dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         try:
             outputs = network(inputs)
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        except FAULTS as error:
             problem = str(error).partition("\n")[0]
             raise ConfigError(
-                f"model: it does not take examples of shape {tuple(example)} ({problem}); correct its options"
+                f"model: it does not take examples of shape {shape[1:]} ({problem}); correct its options"
             ) from error
         loss = functional.cross_entropy(outputs, labels) if below is None else outputs.sum()
         if trains:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.build import build_blank
+from shared.models.chain import Chain
+from shared.models.leaves import call_with
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
@@ -29,6 +30,15 @@ is larger."""
 @contextmanager
 def training_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
     """Set layers to training or evaluation mode inside the block, and restore them after it."""
+    if isinstance(layers, Chain):  # its layers may run elsewhere too, in another mode
+        modes = [(module, module.training) for module in layers.modules()]
+        layers.train(train)
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return
     if layers.training == train:
         yield
         return
@@ -93,7 +103,7 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
         with training_mode(network, train=False):
-            outputs: int = functional_call(network, tree, (inputs[:1].to(leaf.device),)).shape[1]
+            outputs: int = call_with(network, tree, inputs[:1].to(leaf.device)).shape[1]
             return outputs
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shape, problem = tuple(inputs.shape[1:]), str(error).partition("\n")[0]
@@ -125,7 +135,7 @@ def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
 
     hooks = [layer.register_forward_hook(note) for layer in network.modules()]
     try:
-        functional_call(network, tree, (example,))
+        call_with(network, tree, example)
     finally:
         for hook in hooks:
             hook.remove()
@@ -148,7 +158,7 @@ def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
         batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1].to(place))))
         for begin in range(0, len(examples), batch_size):
             inputs, labels = (part[begin : begin + batch_size].to(place) for part in (examples.inputs, examples.labels))
-            logits = functional_call(network, tree, (inputs,))
+            logits = call_with(network, tree, inputs)
             loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
             hits.append((logits.argmax(1) == labels).cpu())
             classes = logits.shape[1]

@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from shared.models.leaves import call_with
 from shared.tensors.tree import Tree
 
 Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -60,7 +60,7 @@ def measure_batch(network: nn.Module, tree: Tree, inputs: Tensor, before: int = 
             leaves[f"{name}.{figure}"] = leaf.clone() if before else torch.zeros_like(leaf)
         leaves[f"{name}.{COUNTER}"] = torch.tensor(before)
     with _averaging_mode(network, [layer for _, layer in norms]):
-        outputs: Tensor = functional_call(network, leaves, (inputs,))
+        outputs: Tensor = call_with(network, leaves, inputs)
     return outputs, {**tree, **{name: leaves[name] for name in statistic_names(network)}}
 
 

@@ -11,17 +11,13 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from shared.errors import ConfigError
+from shared.models.chain import named_layers
 
 NeuronLayout: TypeAlias = Literal["channels", "blocks", "units"]
 """Layout of neurons in the outputs: as channels, as blocks of columns behind a Flatten, as single columns."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-
-
-def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
-    """Return the layers by name, in order; one without parameters, such as a ReLU, may occur several times."""
-    return list(zip(layers._modules, layers, strict=True))  # noqa: SLF001 - `named_children` skips repetitions
 
 
 def require_straight(layers: nn.Sequential) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError
-from shared.subnetworks.chain import named_layers
+from shared.models.chain import named_layers
 from shared.subnetworks.frozen_activations import FlattenStep, OtherStep, ReluStep, build_other, build_pooling
 from shared.subnetworks.frozen_layers import NormStep, Step, WeightedStep, convolution_geometry
 from shared.subnetworks.frozen_payoff import is_worth_freezing

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from shared.models.chain import named_layers
 from shared.subnetworks.neurons import Index
 
 A_NUMBER, AN_IMAGE_LAYER, ANOTHER_LAYER = 100, 7e6, 1e6
@@ -42,7 +43,7 @@ def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int])
     """
     examples, channels, *spread = batch
     plane, weighty, gain, idle = torch.zeros((1, 1, *spread)), 0, 0.0, 0.0
-    for name, layer in layers.named_children():
+    for name, layer in named_layers(layers):
         numbers, axes = examples * channels * plane.numel(), plane.ndim
         plane, channels = _pass_layer(layer, plane, channels)
         if isinstance(layer, nn.Flatten | nn.Identity):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import nn
 
-from shared.subnetworks.chain import named_layers
+from shared.models.chain import Chain, chain_of, named_layers
 from shared.subnetworks.neurons import Active, read_chain
 from shared.tensors.placement import device_of
 
@@ -23,7 +24,7 @@ def build_narrow_network(layers: nn.Sequential, active: Active) -> nn.Sequential
     Raises:
         ConfigError: The network is not a plain chain of layers.
     """
-    index, network, width = read_chain(layers).index(active), nn.Sequential(), 0
+    index, narrow, width = read_chain(layers).index(active), list[tuple[str, nn.Module]](), 0
     for name, layer in named_layers(layers):
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Linear():
@@ -35,7 +36,8 @@ def build_narrow_network(layers: nn.Sequential, active: Active) -> nn.Sequential
                 smaller = _build_norm(layer, width or layer.num_features)
             case _:
                 smaller = copy.deepcopy(layer)
-        network.add_module(name, smaller)
+        narrow.append((name, smaller))
+    network = chain_of(narrow) if isinstance(layers, Chain) else nn.Sequential(OrderedDict(narrow))
     # not `to_empty`, which imports a symbolic algebra package of 50 MB for tensors without storage
     device = device_of(layers.parameters())
     network._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=device)).train()  # noqa: SLF001

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError, WireError
-from shared.subnetworks.chain import named_layers, require_straight
+from shared.models.chain import named_layers
+from shared.subnetworks.chain import require_straight
 from shared.tensors.counts import floor_share
 from shared.tensors.feature_dropout import DrawnDropout
 from shared.tensors.tree import Tree

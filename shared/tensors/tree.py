@@ -14,6 +14,8 @@ from shared.errors import WireError
 from shared.protocol.messages import Scalar
 
 Tree: TypeAlias = dict[str, Tensor]
+_NARROW = frozenset({torch.int8, torch.int16, torch.uint8})
+"""Integers whose difference may exceed their range."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +47,18 @@ class Mean:
 
 
 def subtract(a: Tree, b: Tree) -> Tree:
-    """Return a - b, leaf by leaf."""
-    return {key: a[key] - b[key] for key in a}
+    """Return the change from b to a, leaf by leaf: a - b.
+
+    The change of a boolean leaf is true where it differs, so that the mean of several changes is the majority. Integers
+    of 8 and 16 bits do not change: their differences may exceed their range.
+    """
+    return {key: _subtract_leaf(leaf, b[key]) for key, leaf in a.items()}
+
+
+def _subtract_leaf(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.bool:
+        return a ^ b
+    return torch.zeros_like(a) if a.dtype in _NARROW else a - b
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -59,6 +71,8 @@ def add(a: Tree, b: Tree) -> Tree:
 
 
 def _add_leaf(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.bool:
+        return a ^ b.round().bool()
     if a.dtype == b.dtype:
         return b.add_(a)
     return a + (b if a.is_floating_point() else b.round()).to(a.dtype)

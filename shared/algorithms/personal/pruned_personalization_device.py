@@ -30,6 +30,7 @@ from shared.algorithms.personal_model import require_finite
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import seed_torch
+from shared.models.leaves import load_leaves
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree, check_like
@@ -141,7 +142,7 @@ def local(
         raise TaskFailed("no examples to train on")
     _require_shared(settings, model, start)
     personal = personal_part(settings.split, model, state, assignment)
-    model.layers.load_state_dict({**start, **personal})
+    load_leaves(model.layers, {**start, **personal})
     model.layers.train()
     model.layers.zero_grad()  # gradients of a task interrupted within a step
     momenta = {key.removeprefix(MOMENTUM): leaf for key, leaf in state.tree.items() if key.startswith(MOMENTUM)}

@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.semisupervised.losses import PseudoLabels, References, consistency, contrast, unit_rows
@@ -29,7 +28,9 @@ from shared.algorithms.semisupervised.settings import (
 )
 from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
+from shared.models.chain import Chain
 from shared.models.evaluate import training_mode
+from shared.models.leaves import call_with, read_leaves
 from shared.protocol.messages import Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
@@ -42,18 +43,18 @@ def _mean_of_devices(losses: Tensor, sizes: list[int]) -> Tensor:
     return torch.stack([part.mean() for part in losses.split(sizes)]).mean()
 
 
-def run_part(model: Model, part: nn.Sequential, leaves: Mapping[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
+def run_part(model: Model, part: nn.Module, leaves: Mapping[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
     """Pass a batch through some layers; in training mode, buffers among the leaves change in place.
 
     Args:
         model: The whole network, whose mode its parts share.
-        part: Its layers below a cut, or above it.
+        part: All of its layers, those below a cut, or those above it.
         inputs: Of shape (B, ...).
         train: Training mode: BatchNorm uses the batch, dropout is active.
     """
-    part_leaves = {name: leaves[name] for name in part.state_dict()}
-    with training_mode(model.layers, train=train):
-        outputs: Tensor = functional_call(part, part_leaves, (inputs,))
+    part_leaves = {name: leaves[name] for name in read_leaves(part)}
+    with training_mode(part if isinstance(part, Chain) else model.layers, train=train):
+        outputs: Tensor = call_with(part, part_leaves, inputs)
     return outputs
 
 
@@ -100,7 +101,7 @@ class Learner:
             followed: Steps that the teacher has followed.
         """
         trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
-        names = model.layers.state_dict().keys()
+        names = model.tree().keys()
         return cls(
             settings,
             model,
@@ -212,7 +213,7 @@ class Learner:
         self.buffers = result.buffers
         self.queue = self.queue.push_unlabelled(result.current) if result.current else self.queue
 
-    def _trained_weights(self, part: nn.Sequential, *, with_head: bool) -> Tree:
+    def _trained_weights(self, part: nn.Module, *, with_head: bool) -> Tree:
         names = part.state_dict()
         weights = {name: leaf for name, leaf in self.weights.items() if name in names}
         return weights | add_prefix(self.head, HEAD) if with_head else weights

@@ -167,7 +167,7 @@ class SemisflSettings(SteppedSettings):
 
     def cut_of(self, model: Model) -> int:
         """Return the cut, as `Model.below` takes it."""
-        return self.cut or next(iter(model.cuts), 0)
+        return self.cut or next(iter(model.cut_places), 0)
 
 
 def takes_options(settings: type[S]) -> Callable[[Callable[[S], Algorithm]], Callable[..., Algorithm]]:

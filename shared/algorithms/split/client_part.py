@@ -13,7 +13,6 @@ Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 
 import torch
@@ -23,6 +22,7 @@ from torch.func import functional_call
 from shared.algorithms.split.settings import MATRIX, FedslSettings, first_step, total_steps
 from shared.errors import TaskFailed
 from shared.models.base import Model
+from shared.models.chain import named_layers, parts_of
 from shared.models.evaluate import training_mode
 from shared.protocol.messages import Assignment
 from shared.tensors import bits
@@ -57,7 +57,7 @@ class Bottom:
                 layer that multiplies; all other activations are recomputed in the backward pass. Features, gradients
                 and buffers are the same bit for bit.
         """
-        self._whole, self._keys = model.layers, tuple(tree)
+        self._whole, self._keys = model.chain, tuple(tree)
         self._network = network = model.below(cut)
         trainable = {name: leaf.shape for name, leaf in network.named_parameters() if leaf.requires_grad}
         weights = [
@@ -99,7 +99,7 @@ class Bottom:
             with torch.no_grad():
                 inputs = self._run(piece, piece_input, buffers)
             if piece_input._version > changes:  # noqa: SLF001
-                name, _ = next(piece.named_children())
+                name, _ = named_layers(piece)[0]
                 raise TaskFailed(f"layer {name} changes its input in place: set the option `recompute` to false")
         return inputs, buffers
 
@@ -161,14 +161,14 @@ def _backpropagate(outputs: Tensor, upstream: Tensor, leaves: Collection[Tensor]
 
 def _split_pieces(network: nn.Sequential) -> list[nn.Sequential]:
     """Split the layers into pieces, each of which begins with a layer that multiplies, except perhaps the first."""
-    layers = list(network.named_children())
     starts = [
         place
-        for place, (_, layer) in enumerate(layers)
-        if not place or any(leaf.ndim >= MATRIX for leaf in layer.parameters())
+        for place, layer in enumerate(network)
+        if not place or any(leaf.ndim >= MATRIX for part in parts_of(layer) for leaf in part.parameters(recurse=False))
     ]
-    ends = [*starts[1:], len(layers)]
-    return [nn.Sequential(OrderedDict(layers[start:end])) for start, end in zip(starts, ends, strict=True)]
+    ends = [*starts[1:], len(network)]
+    pieces = [network[start:end] for start, end in zip(starts, ends, strict=True)]
+    return [piece for piece in pieces if isinstance(piece, nn.Sequential)]
 
 
 class Mask:

@@ -39,7 +39,7 @@ def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
     if key not in cache:
         bottom = model.below(cut)
         leaves = {name: tree[name] for name in bottom.state_dict()}
-        with training_mode(model.layers, train=False):
+        with training_mode(model.chain, train=False):
             example = torch.zeros((1, *model.example), device=device_of(leaves.values()))
             cache[key] = tuple(functional_call(bottom, leaves, (example,)).shape[1:])
     return cache[key]
@@ -56,7 +56,7 @@ def feature_size(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
     """
     bottom = model.below(cut)
     leaves = {name: tree[name].clone() for name in bottom.state_dict()}  # running statistics are written to
-    with training_mode(model.layers, train=len(inputs) > 1):
+    with training_mode(model.chain, train=len(inputs) > 1):
         features = functional_call(bottom, leaves, (inputs,))
     return float(torch.linalg.vector_norm(features)) / math.sqrt(max(features.numel(), 1))
 
@@ -93,7 +93,7 @@ def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> 
     buffers = dict(top.named_buffers())
     leaves = {name: tree[name].clone() if name in buffers else tree[name] for name in top.state_dict()}
     try:
-        with training_mode(model.layers, train=shape[0] == 1):
+        with training_mode(model.chain, train=shape[0] == 1):
             example = torch.zeros((1, *shape[1:]), device=device_of(leaves.values()))
             outputs = functional_call(top, leaves, (example,))
     except (RuntimeError, ValueError) as error:

@@ -36,6 +36,7 @@ from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings
 from shared.algorithms.split.smashed_data import check_features
 from shared.errors import ConfigError
 from shared.models.base import Model
+from shared.models.chain import covers, part_names
 from shared.protocol.messages import Assignment, Scalar
 from shared.tensors import tree
 from shared.tensors.feature_dropout import Granularity
@@ -46,12 +47,12 @@ STATISTICS_OPTIONS: Mapping[str, Scalar] = {"drop": 0.0, "sparsity": 0.0}
 
 
 def init(settings: FedslSettings, model: Model, _seed: int) -> State:
-    """Return the server's initial state: the whole network, a step counter, and the names of the layers on the devices.
+    """Return the server's initial state: the whole network, a step counter, and the names of the devices' layers.
 
     Raises:
         ConfigError: The model cannot be cut there.
     """
-    below = " ".join(name for name, _ in model.below(settings.cut_of(model)).named_children())
+    below = " ".join(part_names(model.below(settings.cut_of(model))))
     return State({key: leaf.clone() for key, leaf in model.tree().items()}, {"step": 0, "below": below})
 
 
@@ -75,8 +76,8 @@ def assign(
 
 def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
     """Return the client part after the last average; equation (14)."""
-    below = set(str(state.facts["below"]).split())
-    return {key: leaf for key, leaf in state.tree.items() if key.partition(".")[0] in below}
+    below = str(state.facts["below"]).split()
+    return {key: leaf for key, leaf in state.tree.items() if covers(below, key)}
 
 
 def absorb(settings: FedslSettings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from shared.algorithms.split.settings import FedslSettings, first_step, is_finite
 from shared.algorithms.split.smashed_data import SmashedBatch, unpack_features
 from shared.models.base import Model
+from shared.models.chain import parts_of
 from shared.models.evaluate import training_mode
 from shared.models.running_statistics import measure_batch, statistic_names
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment
@@ -62,7 +63,7 @@ class Pass:
 class ServerPart:
     """Server part for one step; `weights` share the storage of the state's."""
 
-    model_layers: nn.Module
+    whole: nn.Sequential
     network: nn.Sequential
     weights: Tree
     buffers: Tree
@@ -79,7 +80,7 @@ class ServerPart:
         trainable = {name for name, leaf in network.named_parameters() if leaf.requires_grad}
         weights = {name: tree[name].detach().requires_grad_() for name in network.state_dict() if name in trainable}
         return cls(
-            model.layers, network, weights, {name: tree[name] for name in network.state_dict() if name not in trainable}
+            model.chain, network, weights, {name: tree[name] for name in network.state_dict() if name not in trainable}
         )
 
     def run(self, group: Mapping[str, SmashedBatch]) -> Pass:
@@ -89,7 +90,7 @@ class ServerPart:
         labels = torch.cat([batch.labels for batch in group.values()])
         sizes = [len(batch.labels) for batch in group.values()]
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
-        with training_mode(self.model_layers, train=True):
+        with training_mode(self.whole, train=True):
             outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
         losses = [part.mean() for part in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
         upstream, *gradients = torch.autograd.grad(
@@ -189,10 +190,10 @@ def _run_passes(top: ServerPart, group: Mapping[str, SmashedBatch]) -> Iterator[
 
 
 def _group_devices(
-    settings: FedslSettings, network: nn.Module, batches: Mapping[str, SmashedBatch]
+    settings: FedslSettings, network: nn.Sequential, batches: Mapping[str, SmashedBatch]
 ) -> Iterator[dict[str, SmashedBatch]]:
     """Yield groups of devices that can share a pass without changing any result; else devices one by one."""
-    shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
+    shared = settings.server == "mean" and all(type(part) in ROWWISE for layer in network for part in parts_of(layer))
     group: dict[str, SmashedBatch] = {}
     for device, batch in batches.items():
         if group and not (shared and _fits_group(batch, group)):

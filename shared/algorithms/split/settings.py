@@ -76,7 +76,7 @@ class FedslSettings:
 
     def cut_of(self, model: Model) -> int:
         """Return the cut, as `Model.below` takes it."""
-        return self.cut or next(iter(model.cuts), 0)
+        return self.cut or next(iter(model.cut_places), 0)
 
     def step_size(self, assignment: Assignment, step: int) -> float:
         """Return eta at a step of the run, counted from 1; at the first step the full learning rate."""

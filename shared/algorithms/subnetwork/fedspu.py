@@ -48,7 +48,7 @@ def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
         if is_whole(active, model):
             personal, loss = train_copies(model.layers, merged, batches, assignment.hyper)
         else:
-            network = freeze(model.layers, merged, active, batch_shape(model, assignment))
+            network = freeze(model.chain, merged, active, batch_shape(model, assignment))
             loss = descend_batches(network, list(network.weights.items()), batches, assignment.hyper)
             personal = network.tree()
         require_finite(personal)
@@ -71,7 +71,7 @@ def init(model: Model, seed: int) -> State:
     """
     state = begin(model, seed)
     outline = {key: leaf.to("meta") for key, leaf in state.tree.items()}
-    freeze(model.layers, outline, all_neurons(read_chain(model.layers).hidden))
+    freeze(model.chain, outline, all_neurons(read_chain(model.chain).hidden))
     return state
 
 
@@ -85,6 +85,6 @@ def step_share(model: Model, assignment: Assignment) -> float:
 
     1 in a network so small that all gradients are computed.
     """
-    keep, layout, inputs = keep_share(assignment), read_chain(model.layers), batch_shape(model, assignment)
-    is_partial = not inputs or is_worth_freezing(model.layers, layout.index(first_neurons(layout.hidden, keep)), inputs)
+    keep, layout, inputs = keep_share(assignment), read_chain(model.chain), batch_shape(model, assignment)
+    is_partial = not inputs or is_worth_freezing(model.chain, layout.index(first_neurons(layout.hidden, keep)), inputs)
     return (2 + keep**2) / 3 if is_partial else 1.0

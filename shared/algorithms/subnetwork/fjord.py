@@ -85,7 +85,7 @@ def choose_width(every: Widths, state: State, _device: str, assignment: Assignme
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
-    state, layout = begin(model, seed), read_chain(model.layers)
+    state, layout = begin(model, seed), read_chain(model.chain)
     more = Tree()
     for width, share in enumerate(every.shares[:-1]):
         part = extract(state.tree, layout.index(first_neurons(layout.hidden, share)))

@@ -52,7 +52,7 @@ class Nested:
         Raises:
             WireError: The download does not match.
         """
-        layout = read_chain(model.layers)
+        layout = read_chain(model.chain)
         active = [first_neurons(layout.hidden, share) for share in every.shares[: width + 1]]
         indices = tuple(layout.index(neurons) for neurons in active)
         names = [key for key in layout.leaves if is_batchnorm_statistic(key)]
@@ -66,7 +66,7 @@ class Nested:
             key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_batchnorm_statistic(key)
         }
         leaves |= {name: down[name].clone() for name in statistics}
-        return cls(every, leaves, tuple(build_narrow_network(model.layers, neurons) for neurons in active), indices)
+        return cls(every, leaves, tuple(build_narrow_network(model.chain, neurons) for neurons in active), indices)
 
     @property
     def widest(self) -> int:

@@ -64,7 +64,7 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
         active: Active neurons, by layer.
         values: Their parameters and buffers.
     """
-    layers = build_narrow_network(model.layers, active)
+    layers = build_narrow_network(model.chain, active)
     layers.load_state_dict(values, strict=False)  # BatchNorm's counts of batches are missing
     return layers.train()
 

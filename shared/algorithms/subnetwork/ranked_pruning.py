@@ -66,7 +66,7 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: choose neurons at first; train their parameters, send them, store them."""
         active, index, values = read_download(model, down)
-        layout, tally, passes, marks = read_chain(model.layers), Tally(), epochs(batches), Tree()
+        layout, tally, passes, marks = read_chain(model.chain), Tally(), epochs(batches), Tree()
         if must_choose(assignment):
             active = _stored_choice(state, layout.hidden, keep_share(assignment))
             if not active:
@@ -182,7 +182,7 @@ def _choose_neurons(
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     weights = dict(layers.named_parameters())
-    gradients = {name: torch.zeros_like(weights[f"{name}.weight"]) for name in read_chain(layers).hidden}
+    gradients = {name: torch.zeros_like(weights[f"{name}.weight"]) for name in read_chain(model.chain).hidden}
 
     def gather() -> None:
         for name, total in gradients.items():

@@ -56,7 +56,7 @@ def begin(model: Model, seed: int) -> State:
         ConfigError: The model is not a chain of layers.
     """
     tree = {key: leaf.clone() for key, leaf in model.tree().items()}
-    return State(tree, {CHAIN: read_chain(model.layers).text(), **describe_origin(model, seed)})
+    return State(tree, {CHAIN: read_chain(model.chain).text(), **describe_origin(model, seed)})
 
 
 def stored_chain(facts: Mapping[str, Scalar]) -> Chain:
@@ -111,7 +111,7 @@ def build_broadcast(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
 
 def is_whole(active: Active, model: Model) -> bool:
     """Return True if these are all neurons of a model."""
-    return _is_whole(active, read_chain(model.layers))
+    return _is_whole(active, read_chain(model.chain))
 
 
 def _is_whole(active: Active, layout: Chain) -> bool:
@@ -130,7 +130,7 @@ def read_download(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
     Raises:
         WireError: It does not match the model.
     """
-    layout = read_chain(model.layers)
+    layout = read_chain(model.chain)
     active = unpack(down, layout.hidden)
     index, like = layout.index(active), model.tree()
     values = {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}

@@ -106,7 +106,7 @@ def test_an_illegal_cut_is_told_with_the_legal_ones(spec):
     with pytest.raises(ConfigError, match=naming(99, ", ".join(map(str, model.cuts)))):
         model.below(99)
     with pytest.raises(ConfigError, match=naming(1, "`cut`")):
-        Model(model.layers).above(1)
+        Model(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))).above(1)
 
 
 @pytest.mark.parametrize("cuts", [{1: 0}, {1: 3}, {1: -1}, {1: 2, 2: 1}, {2: 1, 1: 2}, {1: 1, 2: 1}])

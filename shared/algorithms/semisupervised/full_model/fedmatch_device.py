@@ -92,7 +92,7 @@ class Received:
             WireError: They are not those of this network.
         """
         trained = {name: leaf for name, leaf in sorted(model.layers.named_parameters()) if leaf.requires_grad}
-        others = {name: leaf for name, leaf in model.layers.state_dict().items() if name not in trained}
+        others = {name: leaf for name, leaf in model.tree().items() if name not in trained}
         count = sum(leaf.numel() for leaf in trained.values())
         like = {SIGMA + name: leaf for name, leaf in trained.items()} | others
         like[PSI_VALUES] = torch.empty(count, dtype=next(iter(trained.values())).dtype, device="meta")

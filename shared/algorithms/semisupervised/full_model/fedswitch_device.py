@@ -81,7 +81,7 @@ def read_models(model: Model, start: Tree) -> tuple[Tree, Tree]:
     Raises:
         WireError: They are not of this network.
     """
-    like = model.layers.state_dict()
+    like = model.tree()
     teacher, student = take_prefix(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
     for tree in (student, teacher):
         check_like(tree, like)

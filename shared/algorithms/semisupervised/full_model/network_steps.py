@@ -45,7 +45,7 @@ class Leaves:
     def copy_from(cls, model: Model, tree: Mapping[str, Tensor]) -> Leaves:
         """Return copies of a network's leaves in a tree; others are omitted."""
         trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
-        names = model.layers.state_dict().keys()
+        names = model.tree().keys()
         return cls(
             {name: tree[name].detach().clone().requires_grad_() for name in names if name in trainable},
             {name: tree[name].detach().clone() for name in names if name not in trainable},

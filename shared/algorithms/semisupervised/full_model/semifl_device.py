@@ -21,6 +21,7 @@ from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSe
 from shared.data.views.pair import make_views
 from shared.errors import Diverged
 from shared.models.base import Model
+from shared.models.leaves import load_leaves
 from shared.protocol.measurements import SKIPPED
 from shared.protocol.messages import Assignment, derive_seed
 from shared.tensors import tree
@@ -176,7 +177,7 @@ def local(
     """
     require_examples(batches)
     layers = model.layers
-    layers.load_state_dict(start)
+    load_leaves(layers, start)
     pseudo = label_examples(layers, batches, assignment.hyper.batch_size, settings.threshold)
     metrics = {KEPT: float(len(pseudo.kept)), SKIPPED: float(not len(pseudo.kept))}
     if not len(pseudo.kept):
@@ -199,7 +200,7 @@ def timed_step(
     Args:
         batches: Any number of batches.
     """
-    model.layers.load_state_dict(start)
+    load_leaves(model.layers, start)
 
     def step_batches() -> Iterator[MixedBatch]:
         for step, (inputs, _) in enumerate(batches, start=1):
