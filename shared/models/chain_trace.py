@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from shared.errors import ConfigError
@@ -28,6 +29,7 @@ from shared.registry import FAULTS
 
 _PURE = {getattr, operator.getitem}
 _SIZES = {"size", "dim"}
+_RESHAPES = {"view", "reshape", "unflatten", "unfold", torch.reshape, torch.unflatten}
 _BATCH_KEPT = (
     *(nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm),  # noqa: SLF001
     *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),  # noqa: SLF001
@@ -236,17 +238,17 @@ def _drop_batch_sizes(module: nn.Module, nodes: Sequence[fx.Node]) -> set[fx.Nod
     """Return the reshapes that are `flatten(1)`, and remove the numbers of examples that they read.
 
     They are `x.view(x.size(0), -1)`, the number being of any earlier layer, and `x.view(-1, n)` before a linear layer
-    of n inputs.
+    of n inputs, where no other reshape could make several rows of an example.
     """
-    flattened = set[fx.Node]()
-    for node in nodes:
-        if node.op != "call_method" or node.target not in {"view", "reshape"} or len(node.args) != FLATTENING:
+    flattened, reshapes = set[fx.Node](), [node for node in nodes if node.target in _RESHAPES]
+    for node in reshapes:
+        if node.op != "call_method" or len(node.args) != FLATTENING:
             continue
         values, first, last = node.args
         if isinstance(first, fx.Node) and last == -1 and _is_batch_size(module, first, values):
             node.args = (values, -1, -1)  # no user of the number of examples
             flattened.add(node)
-        elif first == -1 and all(_takes(module, user, last) for user in node.users):
+        elif first == -1 and len(reshapes) == 1 and all(_takes(module, user, last) for user in node.users):
             flattened.add(node)
     for node in reversed(nodes):
         if _is_dead(node):
