@@ -171,17 +171,16 @@ class _SkipInitialisation(TorchFunctionMode):
 
 
 def _build(spec: Spec) -> Model:
-    model = build(MODELS, spec, "model")
-    if spec.name in MODELS:
-        return replace(model, spec=spec)
-    if isinstance(model, nn.Module):
-        model = Model(model)
+    built: object = build(MODELS, spec, "model")
+    model = Model(built) if isinstance(built, nn.Module) else built
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Module):
-        shown = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        shown = f"the class {built.__name__}" if isinstance(built, type) else f"a {type(built).__name__}"
         raise ConfigError(
             f"model {spec.name!r} returned {shown}; return a torch.nn.Module, or a shared.models.base.Model that names "
             "the module's cuts"
         )
+    if spec.name in MODELS:
+        return replace(model, spec=spec)
     if faults := list(_faults(model.layers)):
         raise ConfigError(f"model {spec.name!r}: {'; '.join(faults[:MOST_FAULTS])}")
     return replace(model, spec=spec)
