@@ -389,8 +389,8 @@ def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return {}
-    layers = task.model.layers.eval()
-    result = score(layers, {name: tree[name] for name in layers.state_dict()}, held_out)
+    model = task.model
+    result = score(model.layers.eval(), {name: tree[name] for name in model.tree()}, held_out)
     return {"eval_accuracy": result.accuracy, "eval_loss": result.loss, "eval_examples": float(len(held_out))}
 
 

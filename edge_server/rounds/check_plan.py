@@ -124,7 +124,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
-    if beside := [name for name in model.layers.state_dict() if BESIDE in name]:
+    if beside := [name for name in model.tree() if BESIDE in name]:
         raise ConfigError(
             f"{path}: model: the name {beside[0]!r} contains {BESIDE!r}, which marks what a method stores beside the "
             "network; rename that layer"
