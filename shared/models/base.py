@@ -61,7 +61,7 @@ class Model:
         """Layers in order, with the network's own modules and parameter names; traced where `layers` is no chain.
 
         Raises:
-            ConfigError: The network is no chain of layers, or cannot be traced.
+            ConfigError: The network is not a chain of layers, or cannot be traced.
         """
         is_given = bool(self.cuts) or is_flat(self.layers)
         if isinstance(self.layers, nn.Sequential) and is_given and not tied_names(self.layers):

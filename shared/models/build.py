@@ -138,8 +138,8 @@ def require_fixed_constants(spec: Spec) -> None:
     """
     if spec.name in MODELS or not _constants(build_blank(spec).layers):
         return
-    one, other = (_constants(build_initial(spec, seed).layers) for seed in (0, 1))
-    if random := [name for name, leaf in one.items() if name not in other or not torch.equal(leaf, other[name])]:
+    first, second = (_constants(build_initial(spec, seed).layers) for seed in (0, 1))
+    if random := [name for name, leaf in first.items() if name not in second or not torch.equal(leaf, second[name])]:
         raise ConfigError(
             f"model {spec.name!r}: {random[0]} is drawn at random and is not in the state dict, so that every device "
             "would have another: use register_buffer without persistent=False"
@@ -149,12 +149,12 @@ def require_fixed_constants(spec: Spec) -> None:
 def _constants(layers: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that a network holds outside its state dict, by name."""
     travelling = {id(leaf) for leaf in layers.state_dict(keep_vars=True).values()}
-    found = dict(layers.named_buffers())
+    tensors = dict(layers.named_buffers())
     for prefix, module in layers.named_modules():
         for name, value in vars(module).items():
             values = value if isinstance(value, list | tuple) else [value]
-            found |= {f"{prefix}.{name}[{at}]": leaf for at, leaf in enumerate(values) if isinstance(leaf, Tensor)}
-    return {name: leaf for name, leaf in found.items() if id(leaf) not in travelling}
+            tensors |= {f"{prefix}.{name}[{at}]": leaf for at, leaf in enumerate(values) if isinstance(leaf, Tensor)}
+    return {name: leaf for name, leaf in tensors.items() if id(leaf) not in travelling}
 
 
 class _SkipInitialisation(TorchFunctionMode):
@@ -174,9 +174,9 @@ def _build(spec: Spec) -> Model:
     built: object = build(MODELS, spec, "model")
     model = Model(built) if isinstance(built, nn.Module) else built
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Module):
-        shown = f"the class {built.__name__}" if isinstance(built, type) else f"a {type(built).__name__}"
+        kind = f"the class {built.__name__}" if isinstance(built, type) else f"a {type(built).__name__}"
         raise ConfigError(
-            f"model {spec.name!r} returned {shown}; return a torch.nn.Module, or a shared.models.base.Model that names "
+            f"model {spec.name!r} returned {kind}; return a torch.nn.Module, or a shared.models.base.Model that names "
             "the module's cuts"
         )
     if spec.name in MODELS:

@@ -1,4 +1,4 @@
-"""Chain of layers that keeps the parameter names of the module it was derived from.
+"""Chain of layers with the parameter names of the original module.
 
 Methods that cut a network, or leave neurons out, need its layers in order: `shared.models.chain_trace` finds them. Here
 they run one after the other. A layer named `features.0.conv` in the user's module has that name here too, so that
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Value:
-    """Reference to the result of an operation, or to the stage's input, by number."""
+    """Reference to the result of an operation, or to the link's input, by number."""
 
     number: int
 
@@ -46,7 +46,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ChainLink:
     """One layer of a chain: a module, or operations between two points where a single tensor passes.
 
     Attributes:
@@ -54,8 +54,8 @@ class Stage:
         modules: Modules by their name in the network; of a single module, that one alone.
         leaves: Names of the parameters and buffers that operations read directly.
         operations: In order; empty for a single module.
-        source: Number of the stage's input.
-        result: Number of the stage's output.
+        source: Number of the link's input.
+        result: Number of the link's output.
         mode: Holds the mode of the operations, training or evaluation.
     """
 
@@ -69,40 +69,40 @@ class Stage:
 
 
 class Segment(nn.Module):
-    """Layer that repeats the operations of a stage; its parameters belong to the chain."""
+    """Layer that repeats the operations of a link; its parameters belong to the chain."""
 
-    def __init__(self, stage: Stage, chain: Chain) -> None:
+    def __init__(self, link: ChainLink, chain: LayerChain) -> None:
         super().__init__()
-        self._stage, self._chain = stage, (chain,)  # in a tuple: not a submodule
+        self._link, self._chain = link, (chain,)  # in a tuple: not a submodule
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the stage's output; shapes are those of the user's module."""
-        stage, chain = self._stage, self._chain[0]
-        results: dict[int, Any] = {stage.source: inputs}
-        for operation in stage.operations:
-            args, kwargs = operation.train if stage.mode.training else operation.evaluate
+        """Return the link's output; shapes are those of the user's module."""
+        link, chain = self._link, self._chain[0]
+        results: dict[int, Any] = {link.source: inputs}
+        for operation in link.operations:
+            args, kwargs = operation.train if link.mode.training else operation.evaluate
             args, kwargs = _fill(args, results), _fill(kwargs, results)
             match operation.kind, operation.target:
                 case "leaf", str(name):
                     results[operation.number] = operator.attrgetter(name)(chain)
                 case "module", str(name):
-                    results[operation.number] = stage.modules[name](*args, **kwargs)
+                    results[operation.number] = link.modules[name](*args, **kwargs)
                 case "method", str(name):
                     results[operation.number] = getattr(args[0], name)(*args[1:], **kwargs)
                 case _, function:
                     assert callable(function)
                     results[operation.number] = function(*args, **kwargs)
-        output: Tensor = results[stage.result]
+        output: Tensor = results[link.result]
         return output
 
     def parts(self) -> Iterator[nn.Module]:
         """Yield the modules that it calls, with those within."""
-        for module in self._stage.modules.values():
+        for module in self._link.modules.values():
             yield from module.modules()
 
     def extra_repr(self) -> str:
         """Return the names of its parts."""
-        return ", ".join((*self._stage.modules, *self._stage.leaves))
+        return ", ".join((*self._link.modules, *self._link.leaves))
 
 
 def _fill(arguments: Any, results: Mapping[int, Any]) -> Any:
@@ -121,39 +121,39 @@ def _fill(arguments: Any, results: Mapping[int, Any]) -> Any:
     return arguments
 
 
-class Chain(nn.Sequential):
+class LayerChain(nn.Sequential):
     """Layers in order; slices have the same layers, parameters and names.
 
     Its submodules form the hierarchy of the user's module, as far as the layers need it.
     """
 
-    def __init__(self, stages: Sequence[Stage], source: nn.Module) -> None:
-        """Take the layers of the stages.
+    def __init__(self, links: Sequence[ChainLink], source: nn.Module) -> None:
+        """Take the layers of the links.
 
         Args:
             source: Module in which the names of parameters and buffers are looked up.
         """
         nn.Module.__init__(self)
-        self._chain_stages = tuple(stages)
-        for stage in stages:
-            for name, module in stage.modules.items():
+        self._chain_links = tuple(links)
+        for link in links:
+            for name, module in link.modules.items():
                 _place(self, name, module)
-        for stage in stages:
-            for name in stage.leaves:
+        for link in links:
+            for name in link.leaves:
                 _place_leaf(self, name, source)
-            if stage.operations:
-                _place(self, f"{stage.name}_mode", stage.mode)
+            if link.operations:
+                _place(self, f"{link.name}_mode", link.mode)
         self._chain_layers = tuple(
-            Segment(stage, self) if stage.operations else next(iter(stage.modules.values())) for stage in stages
+            Segment(link, self) if link.operations else next(iter(link.modules.values())) for link in links
         )
 
     def named_layers(self) -> list[tuple[str, nn.Module]]:
         """Return the layers with their names, in order; one without parameters may occur several times."""
-        return [(stage.name, layer) for stage, layer in zip(self._chain_stages, self._chain_layers, strict=True)]
+        return [(link.name, layer) for link, layer in zip(self._chain_links, self._chain_layers, strict=True)]
 
     def layer_names(self) -> list[list[str]]:
         """Return the names of the modules, parameters and buffers that each layer uses."""
-        return [[*stage.modules, *stage.leaves] for stage in self._chain_stages]
+        return [[*link.modules, *link.leaves] for link in self._chain_links]
 
     def __len__(self) -> int:
         return len(self._chain_layers)
@@ -163,19 +163,19 @@ class Chain(nn.Sequential):
 
     def __getitem__(self, place: slice | int) -> Any:  # a chain, or a layer
         if isinstance(place, slice):
-            return Chain(self._chain_stages[place], self)
+            return LayerChain(self._chain_links[place], self)
         return self._chain_layers[place]
 
 
-def chain_of(layers: Sequence[tuple[str, nn.Module]]) -> Chain:
+def chain_of(layers: Sequence[tuple[str, nn.Module]]) -> LayerChain:
     """Return a chain of named layers."""
     holder = nn.Module()
-    return Chain([Stage(name, {name: layer}) for name, layer in layers], holder)
+    return LayerChain([ChainLink(name, {name: layer}) for name, layer in layers], holder)
 
 
 def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
     """Return the layers by name, in order; one without parameters, such as a ReLU, may occur several times."""
-    if isinstance(layers, Chain):
+    if isinstance(layers, LayerChain):
         return layers.named_layers()
     return list(zip(layers._modules, layers, strict=True))  # noqa: SLF001 - `named_children` skips repetitions
 
@@ -187,14 +187,14 @@ def parts_of(layer: nn.Module) -> Iterator[nn.Module]:
 
 def part_names(layers: nn.Sequential) -> list[str]:
     """Return names that cover all leaves of some layers: `name` stands for itself and for all that begin with it."""
-    if isinstance(layers, Chain):
+    if isinstance(layers, LayerChain):
         return [name for names in layers.layer_names() for name in names]
     return [name for name, _ in layers.named_children()]
 
 
 def count_below(layers: nn.Sequential, leaves: Collection[str]) -> int:
     """Return the number of layers up to the last one that uses any of these leaves; 0 if none does."""
-    users = layers.layer_names() if isinstance(layers, Chain) else [[name] for name, _ in named_layers(layers)]
+    users = layers.layer_names() if isinstance(layers, LayerChain) else [[name] for name, _ in named_layers(layers)]
     return max(
         (place for place, names in enumerate(users, 1) if any(covers(names, leaf) for leaf in leaves)), default=0
     )

@@ -1,4 +1,4 @@
-"""Derive the chain of layers of any module from a symbolic trace of its forward.
+"""Derive a module's chain of layers from a symbolic trace.
 
 Each module is traced alone, with its submodules as single calls, once in training and once in evaluation mode. A layer
 of the chain lies between two points of the trace where a single value passes: a residual block is one layer, and
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from shared.errors import ConfigError
-from shared.models.chain import Arguments, Chain, Operation, Stage, Value, parts_of
+from shared.models.chain import Arguments, ChainLink, LayerChain, Operation, Value, parts_of
 from shared.models.functional_layers import DROPOUTS, layer_of
 from shared.registry import FAULTS
 
@@ -43,7 +43,7 @@ FLATTENING = 3
 """Arguments of `x.view(examples, -1)`."""
 
 
-def trace_chain(network: nn.Module) -> Chain:
+def trace_chain(network: nn.Module) -> LayerChain:
     """Return the chain of a module's layers; they are its own modules.
 
     Args:
@@ -55,12 +55,12 @@ def trace_chain(network: nn.Module) -> Chain:
     kind = type(network).__name__
     if _is_layer(network):
         raise ConfigError(f"model: it is a single layer, {kind}, and no chain of layers")
-    stages = _divide(network, "")
-    if isinstance(stages, str):
-        raise ConfigError(f"model: {kind} is no chain of layers: {stages}")
-    if problem := _shared_leaf(network, stages) or _unused_weight(network, stages):
-        raise ConfigError(f"model: {kind} is no chain of layers: {problem}")
-    return Chain(stages, network)
+    links = _divide(network, "")
+    if isinstance(links, str):
+        raise ConfigError(f"model: {kind} is not a chain of layers: {links}")
+    if problem := _shared_leaf(network, links) or _unused_weight(network, links):
+        raise ConfigError(f"model: {kind} is not a chain of layers: {problem}")
+    return LayerChain(links, network)
 
 
 def cut_places(layers: nn.Sequential) -> dict[int, int]:
@@ -95,38 +95,38 @@ def _is_layer(module: nn.Module) -> bool:
     return is_torchs or any(hooks)
 
 
-def _divide(module: nn.Module, path: str) -> list[Stage] | str:
-    """Return the stages of a module, or why it has none.
+def _divide(module: nn.Module, path: str) -> list[ChainLink] | str:
+    """Return the links of a module, or why it has none.
 
     Args:
         path: Name of the module in the network; empty for the network.
     """
     if type(module).forward is nn.Sequential.forward:
         return [
-            stage
+            link
             for name, layer in module._modules.items()  # noqa: SLF001 - `named_children` skips repetitions
             if layer is not None
-            for stage in _divide_layer(layer, f"{path}{name}")
+            for link in _divide_layer(layer, f"{path}{name}")
         ]
     try:
-        recordings = [_Recorder(module).record(train=train) for train in (True, False)]
+        train, evaluate = (_Recorder(module).record(train=mode) for mode in (True, False))
     except FAULTS as error:
         return _explain(error)
-    return _find_stages(module, path, *recordings)
+    return _find_links(module, path, train, evaluate)
 
 
-def _divide_layer(layer: nn.Module, name: str) -> list[Stage]:
-    """Return the stages of a layer if it is a chain of several, or else the layer as one."""
-    stages = [] if _is_layer(layer) else _divide(layer, f"{name}.")
-    if isinstance(stages, str) or not stages or _is_block(layer, stages):
-        return [Stage(name, {name: layer})]
-    return stages
+def _divide_layer(layer: nn.Module, name: str) -> list[ChainLink]:
+    """Return the links of a layer if it is a chain of several, or else the layer as one."""
+    links = [] if _is_layer(layer) else _divide(layer, f"{name}.")
+    if isinstance(links, str) or not links or _is_block(layer, links):
+        return [ChainLink(name, {name: layer})]
+    return links
 
 
-def _is_block(layer: nn.Module, stages: Sequence[Stage]) -> bool:
+def _is_block(layer: nn.Module, links: Sequence[ChainLink]) -> bool:
     """Check for a module whose own forward does more than to call its layers in order."""
-    branches = any(stage.operations and stage.modules for stage in stages)
-    return type(layer).forward is not nn.Sequential.forward and (len(stages) == 1 or branches)
+    branches = any(link.operations and link.modules for link in links)
+    return type(layer).forward is not nn.Sequential.forward and (len(links) == 1 or branches)
 
 
 def _explain(error: BaseException) -> str:
@@ -199,7 +199,7 @@ class _Recorder(fx.Tracer):
         return lambda _module, *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
 
 
-def _find_stages(module: nn.Module, path: str, train: list[fx.Node], evaluate: list[fx.Node]) -> list[Stage] | str:
+def _find_links(module: nn.Module, path: str, train: list[fx.Node], evaluate: list[fx.Node]) -> list[ChainLink] | str:
     """Divide a trace where a single value passes."""
     if [_signature(node) for node in train] != [_signature(node) for node in evaluate]:
         return "its forward has other steps in training than in evaluation"
@@ -210,19 +210,19 @@ def _find_stages(module: nn.Module, path: str, train: list[fx.Node], evaluate: l
     numbers = {node: number for nodes in (train, evaluate) for number, node in enumerate(nodes)}
     flattened = _drop_batch_sizes(module, train)
     steps = [node for node in train if node.op not in {"placeholder", "get_attr", "output"} and not _is_dead(node)]
-    stages, held, live = list[Stage](), list[fx.Node](), source
+    links, group, live = list[ChainLink](), list[fx.Node](), source
     for place, node in enumerate(steps):
-        held.append(node)
+        group.append(node)
         passing = [
             other
             for other in (source, *steps[: place + 1])
             if any(numbers[user] > numbers[node] for user in other.users)
         ]
         if len(passing) == 1:
-            part = _Part(module, path, held, live, passing[0], modes, numbers, flattened)
-            stages += part.stages()
-            held, live = [], passing[0]
-    return stages
+            part = _Part(module, path, group, live, passing[0], modes, numbers, flattened)
+            links += part.links()
+            group, live = [], passing[0]
+    return links
 
 
 def _is_dead(node: fx.Node) -> bool:
@@ -307,8 +307,7 @@ class _Part:
     Attributes:
         module: Module whose forward they are from.
         path: Prefix of its names in the network.
-        source: Value before them.
-        result: Value after them.
+        source: The one value that passes before them, as `result` after them.
         modes: Nodes of the trace in evaluation mode, by those in training mode.
         numbers: Numbers of the values, in both modes.
         flattened: Reshapes that are `flatten(1)`.
@@ -323,8 +322,8 @@ class _Part:
     numbers: dict[fx.Node, int]
     flattened: set[fx.Node]
 
-    def stages(self) -> list[Stage]:
-        """Return the stages: a module's own, a layer that computes the same, or these operations as one."""
+    def links(self) -> list[ChainLink]:
+        """Return the links: a module's own, a layer that computes the same, or these operations as one."""
         node = self.nodes[0]
         if len(self.nodes) > 1 or self.result is not node:
             return [self._segment()]
@@ -333,7 +332,7 @@ class _Part:
         layer = nn.Flatten() if node in self.flattened else _functional_layer(node, self.modes[node])
         if layer is None:
             return [self._segment()]
-        return [Stage(self._name(node), {self._name(node): layer})]
+        return [ChainLink(self._name(node), {self._name(node): layer})]
 
     def _name(self, node: fx.Node) -> str:
         """Return a name that no attribute of the module has."""
@@ -342,11 +341,11 @@ class _Part:
             name += "_"
         return f"{self.path}{name}"
 
-    def _segment(self) -> Stage:
+    def _segment(self) -> ChainLink:
         read = list(dict.fromkeys(other for node in self.nodes for other in node.all_input_nodes))
         leaves = [node for node in read if node.op == "get_attr"]
         called = [node for node in self.nodes if node.op == "call_module"]
-        return Stage(
+        return ChainLink(
             self._name(self.nodes[-1]),
             {f"{self.path}{node.target}": _module_at(self.module, node) for node in called},
             tuple(f"{self.path}{node.target}" for node in leaves),
@@ -377,24 +376,24 @@ class _Part:
         return fx.map_arg(arguments, lambda node: Value(self.numbers[node]))  # type: ignore[arg-type,return-value]
 
 
-def _shared_leaf(network: nn.Module, stages: Sequence[Stage]) -> str:
+def _shared_leaf(network: nn.Module, links: Sequence[ChainLink]) -> str:
     """Describe the first parameter or buffer that two layers use, or that has two names; empty without any."""
-    names, users = dict[int, str](), dict[int, Stage]()
+    names, users = dict[int, str](), dict[int, ChainLink]()
     for name, leaf in _named_leaves(network):
         if (other := names.setdefault(id(leaf), name)) != name:
             return f"{name} is tied to {other}"
-    for stage in stages:
-        read = [leaf for part in stage.modules.values() for _, leaf in _named_leaves(part)]
-        for leaf in (*read, *(operator.attrgetter(name)(network) for name in stage.leaves)):
-            if users.setdefault(id(leaf), stage) is not stage:
-                return f"{names[id(leaf)]} is used by two layers, {users[id(leaf)].name} and {stage.name}"
+    for link in links:
+        read = [leaf for part in link.modules.values() for _, leaf in _named_leaves(part)]
+        for leaf in (*read, *(operator.attrgetter(name)(network) for name in link.leaves)):
+            if users.setdefault(id(leaf), link) is not link:
+                return f"{names[id(leaf)]} is used by two layers, {users[id(leaf)].name} and {link.name}"
     return ""
 
 
-def _unused_weight(network: nn.Module, stages: Sequence[Stage]) -> str:
+def _unused_weight(network: nn.Module, links: Sequence[ChainLink]) -> str:
     """Describe the first parameter that no layer uses; empty without any."""
-    used = {id(leaf) for stage in stages for part in stage.modules.values() for leaf in part.parameters()}
-    used |= {id(operator.attrgetter(name)(network)) for stage in stages for name in stage.leaves}
+    used = {id(leaf) for link in links for part in link.modules.values() for leaf in part.parameters()}
+    used |= {id(operator.attrgetter(name)(network)) for link in links for name in link.leaves}
     unused = [name for name, leaf in network.named_parameters() if id(leaf) not in used]
     return f"its forward does not use parameter {unused[0]}" if unused else ""
 

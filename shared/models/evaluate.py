@@ -13,7 +13,7 @@ from torch.nn import functional
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.build import build_blank
-from shared.models.chain import Chain
+from shared.models.chain import LayerChain
 from shared.models.leaves import call_with
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
@@ -30,7 +30,7 @@ is larger."""
 @contextmanager
 def training_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
     """Set layers to training or evaluation mode inside the block, and restore them after it."""
-    if isinstance(layers, Chain):  # its layers may run elsewhere too, in another mode
+    if isinstance(layers, LayerChain):  # its layers may run elsewhere too, in another mode
         modes = [(module, module.training) for module in layers.modules()]
         layers.train(train)
         try:

@@ -54,10 +54,10 @@ def layer_of(
     if len(options) > FEW or not (isinstance(function, str) or callable(function)):
         return None
     if function in DROPOUTS:
-        rest = {key: value for key, value in named.items() if key != "training"}
+        plain = {key: value for key, value in named.items() if key != "training"}
         drops = named.get("training") is True and evaluated.get("training") is False
-        same = rest == {key: value for key, value in evaluated.items() if key != "training"}
-        return DROPOUTS[function](*options, **rest) if drops and same else None
+        same = plain == {key: value for key, value in evaluated.items() if key != "training"}
+        return DROPOUTS[function](*options, **plain) if drops and same else None
     builder = _BUILDERS.get(function)
     if builder is None or named != evaluated:
         return None

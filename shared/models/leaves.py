@@ -1,4 +1,4 @@
-"""Parameters and buffers of a network by their names in its state dict, each tensor once.
+"""Parameters and buffers of a network, tied ones once.
 
 A tied tensor has several names there. It travels, and is stored and averaged, under the first of them alone.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.models.chain import Chain, chain_of, named_layers
+from shared.models.chain import LayerChain, chain_of, named_layers
 from shared.subnetworks.neurons import Active, read_chain
 from shared.tensors.placement import device_of
 
@@ -37,7 +37,7 @@ def build_narrow_network(layers: nn.Sequential, active: Active) -> nn.Sequential
             case _:
                 smaller = copy.deepcopy(layer)
         narrow.append((name, smaller))
-    network = chain_of(narrow) if isinstance(layers, Chain) else nn.Sequential(OrderedDict(narrow))
+    network = chain_of(narrow) if isinstance(layers, LayerChain) else nn.Sequential(OrderedDict(narrow))
     # not `to_empty`, which imports a symbolic algebra package of 50 MB for tensors without storage
     device = device_of(layers.parameters())
     network._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=device)).train()  # noqa: SLF001

@@ -28,7 +28,7 @@ from shared.algorithms.semisupervised.settings import (
 )
 from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
 from shared.models.base import Model
-from shared.models.chain import Chain
+from shared.models.chain import LayerChain
 from shared.models.evaluate import training_mode
 from shared.models.leaves import call_with, read_leaves
 from shared.protocol.messages import Hyper
@@ -53,7 +53,7 @@ def run_part(model: Model, part: nn.Module, leaves: Mapping[str, Tensor], inputs
         train: Training mode: BatchNorm uses the batch, dropout is active.
     """
     part_leaves = {name: leaves[name] for name in read_leaves(part)}
-    with training_mode(part if isinstance(part, Chain) else model.layers, train=train):
+    with training_mode(part if isinstance(part, LayerChain) else model.layers, train=train):
         outputs: Tensor = call_with(part, part_leaves, inputs)
     return outputs
 

@@ -63,7 +63,7 @@ class Pass:
 class ServerPart:
     """Server part for one step; `weights` share the storage of the state's."""
 
-    whole: nn.Sequential
+    chain: nn.Sequential
     network: nn.Sequential
     weights: Tree
     buffers: Tree
@@ -90,7 +90,7 @@ class ServerPart:
         labels = torch.cat([batch.labels for batch in group.values()])
         sizes = [len(batch.labels) for batch in group.values()]
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
-        with training_mode(self.whole, train=True):
+        with training_mode(self.chain, train=True):
             outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
         losses = [part.mean() for part in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
         upstream, *gradients = torch.autograd.grad(

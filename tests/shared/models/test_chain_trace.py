@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.models.chain import Chain, named_layers
+from shared.models.chain import LayerChain, named_layers
 from shared.models.chain_trace import cut_places, trace_chain
 from shared.models.evaluate import training_mode
 
@@ -139,7 +139,7 @@ def test_a_copy_of_a_part_has_parameters_of_its_own(inputs):
             leaf.zero_()
         assert not part(torch.ones(1, 4, 5, 5)).any()
         assert chain[2:6](torch.ones(1, 4, 5, 5)).any()
-    assert isinstance(part, Chain)
+    assert isinstance(part, LayerChain)
     assert part.to("meta").state_dict()["scale"].is_meta
 
 
@@ -211,7 +211,7 @@ class Two(Flow):
 def test_a_network_that_is_no_chain_is_named_with_the_reason(kind, reason):
     with pytest.raises(ConfigError) as refused:
         Model(kind()).below(1)
-    assert f"model: {kind.__name__} is no chain of layers: " in str(refused.value)
+    assert f"model: {kind.__name__} is not a chain of layers: " in str(refused.value)
     assert reason in str(refused.value)
 
 
