@@ -83,12 +83,10 @@ def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
 def absorb(settings: FedslSettings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add a device's client part; equation (14)."""
     weight = result.weight if settings.weighted else 1.0
-    return tree.accumulate(
-        mean, result.tree, weight, _active_coverage(result) if settings.average == "holders" else None
-    )
+    return tree.accumulate(mean, result.tree, weight, _coverage(result) if settings.average == "holders" else None)
 
 
-def _active_coverage(result: Result) -> dict[str, Tensor]:
+def _coverage(result: Result) -> dict[str, Tensor]:
     """Return the coverage of an update: unpruned weights; codecs without coverage show pruned ones as zeros."""
     weights = {key: leaf != 0 for key, leaf in result.tree.items() if leaf.ndim >= MATRIX}
     return weights | result.coverage
