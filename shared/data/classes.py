@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,18 +51,19 @@ def class_names(spec: Data) -> tuple[str, ...] | None:
     if spec.classes:
         return normalise_class_names(spec.classes)
     path = Path(spec.path)
-    match spec.source:
-        case "folder":
-            return normalise_class_names(find_class_folders(path, spec)[1])
-        case "csv":
-            return _numbered_names(_labels_in_table(spec), spec, path, f"column {spec.label_column!r}")
-        case "npz":
-            return _numbered_names(read_class_names(path), spec, path, "the array of labels")
-        case _:
-            return ()
-
-
-def _numbered_names(labels: Collection[str], spec: Data, path: Path, place: str) -> tuple[str, ...]:
+    if spec.source in ("folder", "audio"):
+        return normalise_class_names(find_class_folders(path, spec)[1])
+    if spec.source in ("digits", "idx"):
+        return ()
+    readers: Mapping[str, Callable[[Data], set[str]]] = {
+        "csv": _labels_in_table,
+        "npz": lambda spec: read_class_names(Path(spec.path)),
+        "sqlite": _labels_in_databases,
+    }
+    if spec.source not in readers:
+        return None
+    labels = readers[spec.source](spec)
+    place = "the array of labels" if spec.source == "npz" else f"column {spec.label_column!r}"
     return normalise_class_names(order_names(number_labels(labels, spec, path, place))) if labels else ()
 
 
@@ -75,6 +76,18 @@ def _labels_in_table(spec: Data) -> set[str]:
             labels.add(label)
             if len(labels) > MAX_CLASSES:
                 raise ConfigError(f"{path}: column {spec.label_column!r} has over {MAX_CLASSES} classes")
+    return labels
+
+
+def _labels_in_databases(spec: Data) -> set[str]:
+    """Collect the labels of both splits."""
+    from shared.data.sources.sqlite_rows import read_label_names  # noqa: PLC0415 - sqlite3, for such files alone
+
+    labels = set[str]()
+    for path in filter(None, split_paths(spec, ".sqlite")):
+        labels |= read_label_names(path, spec, MAX_CLASSES)
+        if len(labels) > MAX_CLASSES:
+            raise ConfigError(f"{path}: column {spec.label_column!r} has over {MAX_CLASSES} classes")
     return labels
 
 

@@ -6,11 +6,13 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from shared.data.formats import Mel
 from shared.data.sources.columns import find_columns
 from shared.data.sources.csv_lines import read_lines, split_paths
 from shared.data.sources.npz_names import DAMAGE, read_array_header
@@ -40,28 +42,45 @@ def read_preparation(spec: Data) -> Inputs:
 
 
 def _read_stored_inputs(spec: Data) -> Inputs:
-    match spec.source:
-        case "digits":
-            return DIGITS
-        case "folder":
-            return Inputs(scale=BYTE_SCALE)
-        case "csv":
-            return _read_table_inputs(spec)
-        case "idx":
-            return _read_idx_inputs(spec)
-        case "npz":
-            return _read_npz_inputs(spec)
-        case _:  # a plugin's
-            return Inputs()
+    readers: Mapping[str, Callable[[Data], Inputs]] = {
+        "audio": _describe_features,
+        "csv": _read_table_inputs,
+        "digits": lambda _: DIGITS,
+        "folder": _describe_pictures,
+        "idx": _read_idx_inputs,
+        "npz": _read_npz_inputs,
+        "sqlite": _read_table_inputs,
+    }
+    read = readers.get(spec.source)
+    return read(spec) if read else Inputs()
+
+
+def _describe_pictures(spec: Data) -> Inputs:
+    return Inputs(scale=BYTE_SCALE, shape=(spec.channels, *spec.size) if spec.size and spec.channels else ())
+
+
+def _describe_features(spec: Data) -> Inputs:
+    mel = spec.mel or Mel()
+    return Inputs(scale=1.0, shape=(1, mel.bands, mel.frames))
 
 
 def _read_table_inputs(spec: Data) -> Inputs:
-    path, _ = split_paths(spec)
-    _, header = next(iter(read_lines(path, spec)), (0, []))
+    path, header = _read_header(spec)
     names = tuple(header[at] for at in find_columns(header, path, spec).features)
     shape = (len(names), spec.window.length) if spec.window else (len(names),)
     fits = len(names) <= MAX_FEATURES and sum(map(len, names)) <= MAX_FEATURE_CHARS
     return Inputs(scale=1.0, shape=shape, features=names if fits else ())
+
+
+def _read_header(spec: Data) -> tuple[Path, list[str]]:
+    if spec.source == "csv":
+        path, _ = split_paths(spec)
+        return path, next(iter(read_lines(path, spec)), (0, []))[1]
+    from shared.data.sources.sqlite_rows import find_table, open_database, read_header  # noqa: PLC0415 - sqlite3
+
+    path, _ = split_paths(spec, ".sqlite")
+    with open_database(path) as database:
+        return path, read_header(database, find_table(database, path, spec))
 
 
 def _read_idx_inputs(spec: Data) -> Inputs:

@@ -18,9 +18,9 @@ from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES, Scalar
 from shared.registry import Registry, locate
 from shared.spelling import guess
 
-TABLES = ("csv",)
+TABLES = ("csv", "parquet", "sqlite")
 """Sources with named columns."""
-SOURCE_NAMES = ("digits", "idx", "npz", "folder", *TABLES)
+SOURCE_NAMES = ("digits", "idx", "npz", "folder", "audio", *TABLES)
 """Built-in sources; others are plugins."""
 CUSTOM = "module:function"
 KEY_SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -373,6 +373,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         kind = self.target_kind
         if kind == "class":
             return
+        if kind == "mask" and self.augment != "none":
+            raise ValueError(f"augment {self.augment!r} would move pictures but not their masks; remove it")
         reason = f"targets are {'numbers' if kind == 'values' else 'masks'}, not classes"
         is_dealt_by_class = isinstance(self.partition, Dirichlet | Shards)
         if is_dealt_by_class:

@@ -16,6 +16,8 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
     "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),
     "images": ("PIL",),
+    "audio": ("soundfile",),
+    "parquet": ("pyarrow",),
     "demo": ("sklearn",),
     "ray": ("ray",),
 }

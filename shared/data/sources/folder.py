@@ -1,74 +1,64 @@
-"""Pictures in class folders: `root/<class>/<picture>`, or `root/{train,test}/<class>/<picture>`.
+"""Pictures in class folders, or with a mask each; see `class_files` for the folders.
 
-Classes are numbered in the order of their names. Devices agree on the numbers only where all have the same class
-folders, so a class without a picture on a device needs an empty folder, unless `classes` names them all.
+Pictures are turned upright, and resized where `size` is set. A mask is a picture whose pixel values are the classes.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.classes import find_class_folders, is_system_folder, list_class_folders, normalise_class_names
-from shared.data.name_text import show_name
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
-from shared.data.sources.picture_file import GREY, Mode, decode, read_header
+from shared.data.classes import normalise_class_names
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, Labels, ReadPart, as_inputs
+from shared.data.sources.class_files import FileKind, Listing, is_unfinished, list_files, spread
+from shared.data.sources.picture_file import GREY, Mode, decode, decode_mask, read_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_expansion, require_room
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (
-    *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
-    *(".tif", ".tiff", ".webp"),
+PICTURES = FileKind(
+    "picture",
+    (
+        *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
+        *(".tif", ".tiff", ".webp"),
+    ),
 )
 MOST_HEADERS = 1 << 14
 """Headers whose size is compared where only some pictures are read."""
-MOST_SEARCHED, SHOWN_KINDS = 1000, 6
-HIDDEN = "hidden files"
 DISK_BLOCK = 4096
 """Smallest size of a file on disk, in bytes."""
+BLACK_AND_WHITE = (0, 255)
+"""Pixel values of masks that only mark a place: they count as the classes 0 and 1."""
 
 
-@dataclass
-class Listing:
-    """Pictures of a split, and the entries that are skipped.
+@dataclass(frozen=True)
+class Layout:
+    """Common format of a split's pictures: extents in pixels, and whether all are grey."""
 
-    Attributes:
-        place: Folder of the split.
-        pictures: Files, in the order of `labels`.
-        labels: Class of each picture; `NO_LABEL` where no label is read.
-        classes: Class names in label order.
-        skipped: Number of skipped files and folders by reason.
-        empty: Class folders without a picture.
-    """
+    width: int
+    height: int
+    mode: Mode
 
-    place: Path
-    pictures: list[Path] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    classes: tuple[str, ...] = ()
-    skipped: Counter[str] = field(default_factory=Counter)
-    empty: list[str] = field(default_factory=list)
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return 1 if self.mode == "L" else 3
 
-    def notes(self) -> list[str]:
-        """Return a line for each kind of entry that the user may have expected to be read."""
-        lines = [f"skipped {skipped}"] if (skipped := describe_skipped(self.skipped)) else []
-        lines += [f"class folder {show_name(name)} holds no picture; if it is no class, move it" for name in self.empty]
-        return lines
+    @property
+    def values(self) -> int:
+        """Values of one picture."""
+        return self.channels * self.width * self.height
 
 
 def read(spec: Data) -> Arrays:
-    """Read one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
+    """Read one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], and classes or masks.
 
     Where labels are not read, pictures may lie anywhere below the split's folder, and folder names do not matter. There
     are `spec.channels` channels; by default one if every picture of the split is grey, else three. Pictures are turned
@@ -86,164 +76,115 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
-    listing = list_pictures(spec)
+    listing = list_files(spec, PICTURES)
     for line in listing.notes():
         log.warning("%s: %s", listing.place, line)
-    if not listing.pictures:
-        raise ConfigError(explain_no_pictures(listing, spec))
-    labels = np.array(listing.labels, dtype=np.int64)
-    chosen, pixels = _decode(listing, spec, most)
-    names = normalise_class_names(listing.classes) if spec.reads_labels else ()
-    return ReadPart(Arrays(as_inputs(pixels), labels[chosen], classes=names), labels, tuple(listing.notes()))
+    notes = tuple(listing.notes())
+    layout = _find_layout(listing, spec, most)
+    all_labels = np.array(listing.labels, dtype=np.int64)
+    listing.select(spread(len(listing.files), len(listing.files) if most is None else max(1, most // layout.values)))
+    pixels, masks = _decode_all(listing, layout, spec)
+    names = normalise_class_names(listing.classes) if spec.has_classes else ()
+    labels: Labels = np.array(listing.labels, dtype=np.int64) if masks is None else masks
+    identities = listing.identities() if spec.is_held_out_by_hash else None
+    if (len(labels) < len(all_labels) and most is None) or masks is not None:  # unfinished files are left out
+        all_labels = labels
+    return ReadPart(Arrays(as_inputs(pixels), labels, None, names, identities), all_labels, notes)
 
 
-def list_pictures(spec: Data) -> Listing:
-    """List the pictures of a split.
-
-    Raises:
-        ConfigError: The folder is absent or cannot be listed, or a class has a name that cannot be used.
-    """
-    root = Path(spec.path)
-    try:
-        return _list_classes(root, spec) if spec.reads_labels else _list_unsorted(root, spec)
-    except OSError as error:
-        raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
-
-
-def _list_classes(root: Path, spec: Data) -> Listing:
-    place, classes = find_class_folders(root, spec)
-    listing = Listing(place, classes=classes)
-    for entry in os.scandir(place):
-        if not entry.is_dir():
-            listing.skipped[f"{_describe_kind(entry.name)} outside class folders"] += 1
-        elif is_system_folder(entry.name) and entry.name not in classes:
-            listing.skipped[f"system folder {entry.name}"] += 1
-    folders = list_class_folders(place)  # without a class that only the other split has
-    for number, name in enumerate(classes):
-        paths = [path for folder in folders.get(name, ()) for path in _find_pictures(folder, listing.skipped)]
-        listing.pictures += paths
-        listing.labels += [number] * len(paths)
-        if name in folders and not paths:
-            listing.empty.append(name)
-    return listing
+def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:
+    """Check headers, and that all pictures fit in memory."""
+    paths = listing.files
+    looked = spread(len(paths), len(paths) if most is None else MOST_HEADERS)
+    (width, height), is_grey = _read_sizes([paths[at] for at in looked], spec)
+    if spec.size:
+        height, width = spec.size
+    layout = Layout(width, height, "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB")
+    require_room((1 + FLOAT_BYTES) * len(paths) * layout.values, listing.place)
+    if not spec.size:
+        stored = sum(max(DISK_BLOCK, path.stat().st_size) for path in paths)
+        require_expansion(layout.values * len(paths), stored, listing.place, "make them smaller")
+    return layout
 
 
-def _list_unsorted(root: Path, spec: Data) -> Listing:
-    """List a split's pictures in all subfolders, without classes."""
-    place, _ = find_class_folders(root, msgspec.structs.replace(spec, classes=msgspec.UNSET))
-    listing = Listing(place)
-    for folder, names, _ in os.walk(place, onerror=_raise):
-        names[:] = sorted(name for name in names if name[0] != "." and not is_system_folder(name))
-        listing.pictures += _find_pictures(Path(folder), listing.skipped, skips_folders=False)
-    listing.labels = no_labels(len(listing.pictures)).tolist()
-    return listing
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _find_pictures(folder: Path, skipped: Counter[str], *, skips_folders: bool = True) -> list[Path]:
-    paths = []
-    for entry in os.scandir(folder):
-        if entry.is_dir():
-            if skips_folders and entry.name[0] != "." and not is_system_folder(entry.name):
-                skipped["folders in class folders"] += 1
-        elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
-            paths.append(folder / entry.name)
-        else:
-            skipped[_describe_kind(entry.name)] += 1
-    return sorted(paths)
-
-
-def _describe_kind(name: str) -> str:
-    if name.startswith("."):
-        return HIDDEN
-    suffix = Path(name).suffix.lower()
-    return f"{show_name(suffix)} files" if suffix else "files without a suffix"
-
-
-def describe_skipped(skipped: Counter[str]) -> str:
-    """Format the number of skipped files by kind; empty if only hidden files were skipped."""
-    kinds = [(kind, count) for kind, count in sorted(skipped.items()) if not kind.startswith(HIDDEN)]
-    if not kinds:
-        return ""
-    more = f" and {len(kinds) - SHOWN_KINDS} kinds more" if len(kinds) > SHOWN_KINDS else ""
-    return ", ".join(f"{kind}: {count}" for kind, count in kinds[:SHOWN_KINDS]) + f"{more}; formats read: {_formats()}"
-
-
-def _formats() -> str:
-    return ", ".join(SUFFIXES)
-
-
-def explain_no_pictures(listing: Listing, spec: Data) -> str:
-    """Explain why a split has no picture: the files that it has instead, and the remedy."""
-    place = listing.place
-    where = f"{place}: holds no picture" + (" in a folder of its class" if spec.reads_labels else "")
-    deeper = next(_deep_pictures(place), None) if spec.reads_labels else None
-    if deeper is not None and deeper.parent == place:
-        return f"{where}: they lie in {place} itself; put each into a folder with the name of its class"
-    if deeper is not None:
-        return f"{where}: they lie deeper, in {deeper.parent}; set path to {_data_root(deeper)}"
-    skipped = describe_skipped(listing.skipped)
-    hint = f"; skipped {skipped}" if skipped else f"; formats read: {_formats()}"
-    return f"{where}{hint}; correct path or convert the files"
-
-
-def _deep_pictures(place: Path) -> Iterator[Path]:
-    for folder, names, files in islice(os.walk(place), MOST_SEARCHED):
-        names[:] = sorted(name for name in names if name[0] != "." and not is_system_folder(name))
-        yield from (Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(SUFFIXES))
-
-
-def _data_root(picture: Path) -> Path:
-    """Derive `path` from a picture in its class folder."""
-    root = picture.parent.parent
-    return root.parent if root.name in ("train", "test") else root
-
-
-def _decode(listing: Listing, spec: Data, most: int | None) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Check all headers, then decode a selection; return indices and bytes, of shape (N, C, height, width)."""
-    paths = listing.pictures
-    looked = _spread(len(paths), len(paths) if most is None else MOST_HEADERS)
-    (width, height), is_grey = _require_same_size([paths[at] for at in looked])
-    mode: Mode = "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB"
-    channels = 1 if mode == "L" else 3
-    values = channels * width * height
-    require_room((1 + FLOAT_BYTES) * len(paths) * values, listing.place)
-    require_expansion(
-        values * len(paths),
-        sum(max(DISK_BLOCK, path.stat().st_size) for path in paths),
-        listing.place,
-        "make them smaller",
-    )
-    chosen = _spread(len(paths), len(paths) if most is None else max(1, most // values))
-    array = np.empty((len(chosen), channels, height, width), dtype=np.uint8)
-    for row, at in enumerate(chosen):
-        pixels = decode(paths[at], mode)
-        if pixels.shape[:2] != (height, width):
-            raise ConfigError(f"{paths[at]}: its pixels do not match the size in its header; replace or remove it")
-        array[row] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
-    return chosen, array
-
-
-def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` of the numbers below `count`, evenly spaced, ascending."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
-
-
-def _require_same_size(paths: Sequence[Path]) -> tuple[tuple[int, int], bool]:
+def _read_sizes(paths: Sequence[Path], spec: Data) -> tuple[tuple[int, int], bool]:
     """Return the common width and height of all pictures, and whether all are grey.
 
     Raises:
-        ConfigError: A picture has another size.
+        ConfigError: A picture has another size, and `size` is not set.
     """
-    first = read_header(paths[0])
-    size, is_grey = (first.width, first.height), True
+    if spec.size and spec.channels:
+        return (0, 0), False
+    size, is_grey, first = None, True, paths[0]
     for path in paths:
-        header = read_header(path)
-        if (header.width, header.height) != size:
-            shapes = f"{header.width}x{header.height}, not {size[0]}x{size[1]} as {paths[0].name}"
-            raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size")
+        try:
+            header = read_header(path)
+        except ConfigError:
+            if is_unfinished(path, spec):
+                continue
+            raise
+        size, first = (size, first) if size else ((header.width, header.height), path)
+        if (header.width, header.height) != size and not spec.size:
+            shapes = f"{header.width}x{header.height}, not {size[0]}x{size[1]} as {first.name}"
+            raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size, or set data.size")
         is_grey &= header.mode in GREY
-    return size, is_grey
+    return size or (1, 1), is_grey
+
+
+def _decode_all(listing: Listing, layout: Layout, spec: Data) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+    """Decode the listed pictures, of shape (N, C, height, width), and their masks; leave unfinished files out."""
+    height, width = layout.height, layout.width
+    array = np.empty((len(listing.files), layout.channels, height, width), dtype=np.uint8)
+    masks = np.empty((len(listing.files), height, width), dtype=np.uint8) if spec.masks and spec.is_labelled else None
+    complete: list[int] = []
+    for row, path in enumerate(listing.files):
+        try:
+            pixels = _decode(path, layout, spec)
+            if masks is not None:
+                masks[len(complete)] = _decode_mask(path, listing.place, layout, spec)
+        except ConfigError:
+            if is_unfinished(path, spec):
+                continue
+            raise
+        array[len(complete)] = pixels if layout.mode == "L" else pixels.transpose(2, 0, 1)
+        complete.append(row)
+    if len(complete) < len(listing.files):
+        listing.select(np.array(complete, dtype=np.int64))
+    return array[: len(complete)], None if masks is None else _as_classes(masks[: len(complete)])
+
+
+def _decode(path: Path, layout: Layout, spec: Data) -> NDArray[np.uint8]:
+    pixels = decode(path, layout.mode, spec.size or None)
+    if pixels.shape[:2] != (layout.height, layout.width):
+        raise ConfigError(f"{path}: its pixels do not match the size in its header; replace or remove it")
+    return pixels
+
+
+def _decode_mask(path: Path, place: Path, layout: Layout, spec: Data) -> NDArray[np.uint8]:
+    mask_path = _find_mask(path.relative_to(place), place / str(spec.masks))
+    mask = decode_mask(mask_path, spec.size or None)
+    if mask.shape != (layout.height, layout.width):
+        shapes = f"{mask.shape[1]}x{mask.shape[0]}, not {layout.width}x{layout.height} as {path.name}"
+        raise ConfigError(f"{mask_path}: is {shapes}; give each picture a mask of its own size")
+    return mask
+
+
+def _find_mask(relative: Path, folder: Path) -> Path:
+    """Find `masks/a/1.png` of `a/1.jpg`, or else `masks/1.png`."""
+    names = [relative.with_suffix("")]
+    names += [Path(*relative.parts[1:]).with_suffix("")] if len(relative.parts) > 1 else []
+    for name in names:
+        for suffix in PICTURES.suffixes:
+            if (path := folder / f"{name}{suffix}").is_file():
+                return path
+    raise ConfigError(
+        f"{folder}: has no mask of picture {relative}; add {relative.with_suffix('.png')}, or remove the picture"
+    )
+
+
+def _as_classes(masks: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return pixel values as classes; masks of black and white alone have the classes 0 and 1."""
+    values = np.flatnonzero(np.bincount(masks.reshape(-1), minlength=256))
+    if values[-1:] == BLACK_AND_WHITE[1] and set(values.tolist()) <= set(BLACK_AND_WHITE):
+        return (masks > 0).astype(np.int64)
+    return masks.astype(np.int64)

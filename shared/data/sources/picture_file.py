@@ -12,6 +12,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -30,6 +31,10 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 DAMAGE = (OSError, EOFError, ValueError, SyntaxError, LookupError, OverflowError, TypeError, struct.error, zlib.error)
 """Exceptions that Pillow raises on damaged files."""
 GREY = frozenset(("1", "L"))
+INDEXED = GREY | {"P"}
+"""Modes of one byte or bit a pixel."""
+NEAREST, BILINEAR = 0, 2
+"""Values of `PIL.Image.Resampling`."""
 EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
 MAX_PIXELS = 1 << 25
 """Limit per picture, 33 million; a few kilobytes of PNG may expand to more."""
@@ -71,19 +76,45 @@ def read_header(path: Path) -> Header:
         return Header(width, height, picture.mode)
 
 
-def decode(path: Path, mode: Mode) -> NDArray[np.uint8]:
+def decode(path: Path, mode: Mode, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Decode an upright picture to shape (height, width) or (height, width, 3).
+
+    Args:
+        size: Height and width to resize it to, bilinear with antialiasing; None for its own.
 
     Raises:
         ConfigError: The picture is damaged.
     """
+    with _decoded(path) as picture:
+        turned = _turn(picture.convert(mode), _read_orientation(picture))
+        return np.asarray(turned if size is None else turned.resize(size[::-1], BILINEAR))
+
+
+def decode_mask(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """Decode an upright mask to its pixel values or palette indices, uint8 of shape (height, width).
+
+    Args:
+        size: Height and width to resize it to, by the nearest pixel; None for its own.
+
+    Raises:
+        ConfigError: The picture is damaged, or in colour.
+    """
+    with _decoded(path) as picture:
+        if picture.mode not in INDEXED:
+            raise ConfigError(f"{path}: a mask of mode {picture.mode}; save classes as grey values or a palette")
+        turned = _turn(picture, _read_orientation(picture))
+        return np.asarray(turned if size is None else turned.resize(size[::-1], NEAREST)).astype(np.uint8)
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[Image]:
+    """Open a picture whose data are complete; damage found inside the block is named."""
     try:
         data = path.read_bytes()
         if problem := find_lost_data(data):
             raise ConfigError(f"{path}: damaged picture ({problem}); replace or remove it")
         with _open_picture(io.BytesIO(data), path) as picture:
-            turned = _turn(picture.convert(mode), _read_orientation(picture))
-            return np.asarray(turned)
+            yield picture
     except DAMAGE as error:
         raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
 

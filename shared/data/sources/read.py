@@ -12,22 +12,26 @@ from numpy.typing import NDArray
 from shared.data.classes import require_number
 from shared.data.identity import hash_contents
 from shared.data.partition import draw_balanced, exclude_indices, take_share
-from shared.data.sources import csv, digits, folder, idx, npz
-from shared.data.sources.arrays import Arrays, ReadPart, as_inputs, select_held_out, shuffled_order
+from shared.data.sources import audio, csv, digits, folder, idx, npz, parquet, sqlite
+from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
+from shared.data.sources.plugin import read_plugin
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.registry import FAULTS, Registry, find
+from shared.registry import Registry, find
 from shared.runtime.memory import require_room
 
 SOURCES: Registry[Callable[..., ReadPart]] = Registry(
     "source",
     "sources",
     {
+        "audio": audio.read_part,
         "csv": csv.read_part,
         "digits": digits.read_part,
         "folder": folder.read_part,
         "idx": idx.read_part,
         "npz": npz.read_part,
+        "parquet": parquet.read_part,
+        "sqlite": sqlite.read_part,
     },
 )
 """Reader of each `Data.source`; the second argument limits the number of values, None for all examples."""
@@ -98,21 +102,9 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
 
 
 def _read_source(spec: Data, most: int | None) -> ReadPart:
-    """Read a built-in source, or call a plugin: `function(data, **options)` -> inputs and labels, or `Arrays`."""
+    """Read a built-in source, or call a plugin."""
     read = find(SOURCES, spec.source, "source")
-    if spec.source in SOURCES:
-        return read(spec, most)
-    try:
-        part: object = read(spec, **(spec.options or {}))
-        arrays = Arrays(as_inputs(np.asarray(part[0])), np.asarray(part[1])) if isinstance(part, tuple) else part
-    except FAULTS as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"source {spec.source!r}: {problem}; correct its function or path") from error
-    if isinstance(arrays, Arrays):
-        return ReadPart(arrays, arrays.labels)
-    if not isinstance(arrays, ReadPart):
-        raise ConfigError(f"source {spec.source!r} returned a {type(part).__name__}, not inputs and labels")
-    return arrays
+    return read(spec, most) if spec.source in SOURCES else read_plugin(read, spec)
 
 
 def _set_channels(examples: Arrays, spec: Data, place: str) -> Arrays:
