@@ -28,14 +28,14 @@ def hash_contents(inputs: NDArray[np.float32]) -> NDArray[np.uint64]:
 
 
 def is_held_out(identities: NDArray[np.uint64], share: float, seed: int) -> NDArray[np.bool_]:
-    """Return which examples are held out: those whose hash, mixed with the seed, is in the lowest share of its range.
+    """Select the held-out examples: those whose hash, mixed with the seed, is in the lowest share of its range.
 
     The mixing function is that of G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators",
     OOPSLA 2014, https://doi.org/10.1145/2660193.2660195.
     """
     with np.errstate(over="ignore"):
-        mixed = identities + _GOLDEN * np.uint64(seed + 1)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-        mixed ^= mixed >> np.uint64(31)
-    return np.asarray((mixed >> _TOP_BITS).astype(np.float64) * 2.0**-53 < share)
+        bits = identities + _GOLDEN * np.uint64(seed + 1)
+        bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+        bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+        bits ^= bits >> np.uint64(31)
+    return np.asarray((bits >> _TOP_BITS).astype(np.float64) * 2.0**-53 < share)

@@ -365,8 +365,10 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("window.max_gap_s needs time_column; name the column")
         if window and window.horizon and not targets and self.is_labelled:
             raise ValueError("window.horizon predicts the numbers of target_columns; name them, or set horizon to 0")
-        if not (window and window.horizon) and (known := targets & set(self.feature_columns or ())):
-            raise ValueError(f"feature_columns has the target {min(known)!r}; only a window with a horizon may know it")
+        if not (window and window.horizon) and (leaked := targets & set(self.feature_columns or ())):
+            raise ValueError(
+                f"feature_columns has the target {min(leaked)!r}; only a window with a horizon may know it"
+            )
 
     def _require_targets(self) -> None:
         """Refuse keys that need a class of each example where targets are something else."""

@@ -1,4 +1,4 @@
-"""Rows of typed cells from a database or Parquet file: numbers checked, missing ones left out."""
+"""Typed cells of a database or Parquet file as table rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CellReader:
 
     Attributes:
         header: Names of all columns of the file.
-        columns: Their use.
+        columns: Indices of the columns by their use.
         rows: Rows seen so far.
     """
 
@@ -75,7 +75,7 @@ class CellReader:
         require_room(8 * count * numbers.shape[1] + TEXT_BYTES * count * len(texts), self.path)
 
     def _find_missing(self, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which rows lack a number, by `drop_missing`."""
+        """Find the rows that lack a number, by `drop_missing`."""
         is_missing = np.zeros(len(numbers), dtype=np.bool_)
         for cell in self.spec.drop_missing or ():
             value = _parse(cell)

@@ -174,8 +174,8 @@ def describe_skipped(listing: Listing) -> str:
     if not kinds:
         return ""
     more = f" and {len(kinds) - SHOWN_KINDS} kinds more" if len(kinds) > SHOWN_KINDS else ""
-    shown = ", ".join(f"{kind}: {count}" for kind, count in kinds[:SHOWN_KINDS])
-    return f"{shown}{more}; formats read: {', '.join(listing.kind.suffixes)}"
+    listed = ", ".join(f"{kind}: {count}" for kind, count in kinds[:SHOWN_KINDS])
+    return f"{listed}{more}; formats read: {', '.join(listing.kind.suffixes)}"
 
 
 def explain_no_files(listing: Listing, spec: Data) -> str:

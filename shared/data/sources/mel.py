@@ -28,8 +28,8 @@ def filterbank(mel: Mel) -> NDArray[np.float32]:
     low, high = (2595.0 * np.log10(1.0 + hertz / 700.0) for hertz in (mel.low_hz, mel.top_hz))
     edges = 700.0 * (10.0 ** (np.linspace(low, high, mel.bands + 2) / 2595.0) - 1.0)
     frequencies = np.arange(fft_size(mel) // 2 + 1) * (mel.rate_hz / fft_size(mel))
-    left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    rising, falling = (frequencies - left) / (centre - left), (right - frequencies) / (right - centre)
+    lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rising, falling = (frequencies - lower) / (centre - lower), (upper - frequencies) / (upper - centre)
     return np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
 
 
@@ -52,7 +52,7 @@ def resample(samples: NDArray[np.float32], rate_hz: int, target_hz: int) -> NDAr
     """Resample to another rate by cutting or padding the spectrum, which keeps all frequencies below both limits.
 
     Args:
-        samples: Of shape (samples,).
+        samples: float32 of one channel, of shape (samples,).
     """
     count = round(len(samples) * target_hz / rate_hz)
     spectrum = np.fft.rfft(samples)[: count // 2 + 1]

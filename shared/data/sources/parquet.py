@@ -70,18 +70,18 @@ def _add(reader: CellReader, batch: Any, arrow: ModuleType) -> None:
 def _read_numbers(reader: CellReader, column: Any, at: int, arrow: ModuleType) -> NDArray[np.float64]:
     """Convert a column to numbers, NaN where one is null."""
     try:
-        cast = column.cast(arrow.float64(), safe=False)
+        numbers = column.cast(arrow.float64(), safe=False)
     except arrow.ArrowException:
         cells = column.to_pylist()
         missing = {"", *(reader.spec.drop_missing or ())}
-        numbers = np.empty(len(cells))
+        parsed = np.empty(len(cells))
         for row, cell in enumerate(cells):
             try:
-                numbers[row] = float("nan") if cell is None or cell in missing else float(cell)
+                parsed[row] = float("nan") if cell is None or cell in missing else float(cell)
             except (ValueError, TypeError) as error:
                 raise reader.refuse(reader.rows + row + 1, at, cell) from error
-        return numbers
-    return np.asarray(cast.to_numpy(zero_copy_only=False), dtype=np.float64)
+        return parsed
+    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _read_texts(column: Any, arrow: ModuleType) -> list[str]:

@@ -85,7 +85,7 @@ def decode(path: Path, mode: Mode, size: tuple[int, int] | None = None) -> NDArr
     Raises:
         ConfigError: The picture is damaged.
     """
-    with _decoded(path) as picture:
+    with _open_complete(path) as picture:
         turned = _turn(picture.convert(mode), _read_orientation(picture))
         return np.asarray(turned if size is None else turned.resize(size[::-1], BILINEAR))
 
@@ -99,7 +99,7 @@ def decode_mask(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.u
     Raises:
         ConfigError: The picture is damaged, or in colour.
     """
-    with _decoded(path) as picture:
+    with _open_complete(path) as picture:
         if picture.mode not in INDEXED:
             raise ConfigError(f"{path}: a mask of mode {picture.mode}; save classes as grey values or a palette")
         turned = _turn(picture, _read_orientation(picture))
@@ -107,7 +107,7 @@ def decode_mask(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.u
 
 
 @contextmanager
-def _decoded(path: Path) -> Iterator[Image]:
+def _open_complete(path: Path) -> Iterator[Image]:
     """Open a picture whose data are complete; damage found inside the block is named."""
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Examples from a function of the user: arrays, or a data set of (input, target) pairs."""
+"""Examples from a user function: arrays or (input, target) pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of an SQLite file, in the order of their time column or else of the file."""
+"""SQLite tables, in the order of their time column or else of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cut windows of consecutive rows out of a table, without crossing a gap or a change of producer."""
+"""Cut windows of consecutive rows, without crossing a gap or a change of producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse the time column of a table: ISO 8601, seconds since 1970, or a format of the user."""
+"""Parse timestamps: ISO 8601, seconds since 1970, or a user format."""
 
 from __future__ import annotations
 
