@@ -30,6 +30,7 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedavg import descend_batches
 from shared.models.build import build_initial
+from shared.objectives.training import CLASSIFICATION
 from shared.protocol import wire
 from shared.protocol.clip import clip
 from shared.protocol.messages import Hyper, Spec, Update
@@ -204,7 +205,7 @@ def test_frozen_layers_of_our_own_compute_where_their_network_is(detached):
         tree, chosen = to_device(model.tree(), device), to_device(active, device)
         network = freeze(model.layers, tree, chosen, detached=detached)
         batch = inputs.to(device), labels.to(device)
-        descend_batches(network, list(network.weights.items()), [batch] * 3, Hyper(learning_rate=0.1))
+        descend_batches(network, list(network.weights.items()), [batch] * 3, Hyper(learning_rate=0.1), CLASSIFICATION)
         return to_device(network.part(), CPU)
 
     here = part(CPU)

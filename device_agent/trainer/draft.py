@@ -12,6 +12,7 @@ import safetensors.torch
 from device_agent.exchange import outbox
 from device_agent.inference.release_folder import OWN, OwnModel, compute_own_digest
 from device_agent.trainer import device_state
+from device_agent.trainer.held_out_score import HeldOutScore
 from device_agent.trainer.interface import Job
 from shared.algorithms.base import Result
 from shared.codecs import CODECS
@@ -93,7 +94,7 @@ def write_update(  # noqa: PLR0913 - the parts of an update
     job: Job,
     result: Result | None,
     transfer: Transfer | None,
-    metrics: dict[str, float],
+    held_out: HeldOutScore,
     cost: Cost,
     step: StepCost | None = None,
     *,
@@ -104,6 +105,7 @@ def write_update(  # noqa: PLR0913 - the parts of an update
     Args:
         result: Result of training; None without training.
         transfer: Announcement of the payload; None without one.
+        held_out: Metrics of the held-out examples.
         cost: Cost of the whole task.
         step: Cost of a training step, if measured.
         trained_on: Description of the computing device.
@@ -121,7 +123,8 @@ def write_update(  # noqa: PLR0913 - the parts of an update
         weight=result.weight if result else 0.0,
         num_examples=result.num_examples if result else 0,
         loss=result.loss if result else None,
-        metrics=metrics | (result.metrics if result else {}),
+        metrics={**held_out.metrics, **(result.metrics if result else {})},
+        sums=dict(held_out.sums),
         cost=cost,
         step=step,
         trained_on=trained_on,

@@ -19,16 +19,21 @@ from numpy.typing import NDArray
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import BlockCost
+from device_agent.trainer.held_out_score import NOT_EVALUATED, HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from shared.data.classes import with_classes
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, Superseded, WireError
+from shared.objectives.array_losses import loss_sum
+from shared.objectives.base import Objective, build_objective
+from shared.objectives.metric_sums import MetricSums
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol import payload as payloads
 from shared.protocol.evaluation_graph import EvaluationGraph
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.messages import Blob, Update
+from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.extras import install_command
 from shared.transfer import to_file
@@ -36,8 +41,8 @@ from shared.transfer import to_file
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-HeldOut: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""Inputs of shape (N, ...) and labels of shape (N,)."""
+HeldOut: TypeAlias = tuple[NDArray[np.float32], NDArray[Any]]
+"""Inputs and targets, of shapes (N, ...)."""
 Floats: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 BATCH_SIZE, BATCH_BYTES = 16, 4 << 20
@@ -69,12 +74,12 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
         Superseded: The task was cancelled.
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
-    task, metrics = job.task, dict[str, float]()
+    task, score = job.task, NOT_EVALUATED
     with monitor.measure_block() as usage:
         if job.data.is_labelled:
             inputs, labels = held_out(with_classes(job.data, task.assignment.classes))
             if len(labels):
-                metrics = _evaluate(job, inputs, labels, monitor)
+                score = _evaluate(job, inputs, labels, monitor)
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0)
     update = Update(
         run=task.run,
@@ -82,7 +87,8 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
         device=task.device,
         params=None,
         start=task.params.digest,
-        metrics=metrics,
+        metrics=dict(score.metrics),
+        sums=dict(score.sums),
         cost=cost,
     )
     with explain_disk_errors(Path(job.draft)):
@@ -100,51 +106,56 @@ def read_examples(data: Data) -> HeldOut:
     return held_out.inputs, held_out.labels
 
 
-def _evaluate(
-    job: Job, inputs: NDArray[np.float32], labels: NDArray[np.int64], monitor: TaskMonitor
-) -> dict[str, float]:
+def _evaluate(job: Job, inputs: NDArray[np.float32], labels: NDArray[Any], monitor: TaskMonitor) -> HeldOutScore:
+    objective = build_objective(job.task.objective or CLASSIFICATION_SPEC)
     graph = graphs.decode(to_file.view(Path(job.graph)))
-    require_fit(graph, inputs, labels, job.data.path or job.data.source)
+    require_fit(graph, objective, inputs, labels, job.data.path or job.data.source)
     session = open_session(graph, read_floats(Path(job.params), graph.parameters), monitor.threads)
-    hits, loss_sum = 0, 0.0
+    total, hits, has_loss = MetricSums(objective), 0, True
     batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
     for begin in range(0, len(labels), batch_size):
         if monitor.is_superseded():
             raise Superseded("a newer task has arrived")
         batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
-        [logits] = session.run([graph.output.name], {graph.input.name: batch})
-        hits += int((logits.argmax(1) == targets).sum())
-        loss_sum += _cross_entropy(logits, targets)
-    count = len(labels)
-    return {"eval_accuracy": hits / count, "eval_loss": loss_sum / count, "eval_examples": float(count)}
+        [outputs] = session.run([graph.output.name], {graph.input.name: batch})
+        compared = objective.compared(outputs, targets, batch)
+        batch_loss = loss_sum(objective.spec, *compared)
+        has_loss = batch_loss is not None
+        total.add_loss(batch_loss or 0.0, len(compared[1]))
+        if objective.kind == "classification":
+            hits += int((outputs.argmax(1) == targets).sum())
+        if objective.spec != CLASSIFICATION_SPEC:
+            total.add(outputs, targets, batch)
+    return build_score(
+        examples=len(labels),
+        loss=total.loss if has_loss and total.counted else None,
+        accuracy=hits / len(labels) if objective.kind == "classification" else None,
+        metrics=total.values(),
+        sums=total.lists(),
+    )
 
 
-def _cross_entropy(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-    """Return the sum of -log softmax(logits)[label] over examples, logits of shape (B, classes)."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]).sum())
-
-
-def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDArray[np.int64], place: str) -> None:
+def require_fit(
+    graph: EvaluationGraph, objective: Objective, inputs: NDArray[np.float32], labels: NDArray[Any], place: str
+) -> None:
     """Refuse examples of another shape than the network's input, or with more classes than it has outputs.
 
     Args:
         inputs: Shape (N, ...).
-        labels: Shape (N,), as class numbers.
+        labels: Targets of shape (N, ...).
         place: Path or source of the examples, for the error message.
 
     Raises:
         ConfigError: The examples do not fit.
     """
-    shape, expected, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape[-1]
+    shape, expected, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape
     if shape != expected:
         raise ConfigError(
             f"{place}: model: the run's graph takes examples of shape {expected}, not {shape}; correct its options, "
             "or this device's [data]"
         )
-    if (most := int(labels.max())) >= outputs:
-        raise ConfigError(f"{place}: model: {outputs} outputs for labels up to {most}; correct this device's [data]")
+    if objective.kind in CLASS_KINDS and (most := int(labels.max())) >= outputs[1]:
+        raise ConfigError(f"{place}: model: {outputs[1]} outputs for labels up to {most}; correct this device's [data]")
 
 
 def read_floats(path: Path, names: tuple[str, ...]) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from device_agent.trainer.draft import (
     write_update,
 )
 from device_agent.trainer.evaluation import HeldOut, TaskMonitor, evaluate_by_graph
+from device_agent.trainer.held_out_score import NOT_EVALUATED, HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import forward_backward, time_steps
@@ -49,10 +50,14 @@ from shared.models.build import build_blank, seed_torch
 from shared.models.chain import count_below
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistic_names
+from shared.objectives.losses import LOSSES
+from shared.objectives.metrics import METRICS
+from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.plugins import require_same
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
+from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.registry import FAULTS, build
 from shared.tensors.placement import CPU, describe, explain_exhausted_memory, state_to_device, synchronize, to_device
 from shared.tensors.tree import State, Tree, check_like
@@ -99,14 +104,20 @@ class TrainingTask:
         Raises:
             ConfigError: A plugin is of another version here, or it is missing.
         """
-        require_same(self.job.task.plugins, (ALGORITHMS, CODECS, MODELS), self.job.task.device)
+        require_same(self.job.task.plugins, (ALGORITHMS, CODECS, LOSSES, METRICS, MODELS), self.job.task.device)
         return build(ALGORITHMS, self.job.task.algorithm, "algorithm")
 
     @cached_property
     def model(self) -> Model:
         """The network; without storage if the training is split, since only the part below the cut is allocated."""
         workspace = self.workspace
-        return (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
+        built = (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
+        return replace(built, objective=self.objective)
+
+    @cached_property
+    def objective(self) -> TrainingObjective:
+        """The task's loss and metrics."""
+        return build_training_objective(self.job.task.objective or CLASSIFICATION_SPEC)
 
     def batches(self, *, epochs: int | None = None) -> TaskBatches:
         """Return the device's mini-batches, for `epochs` epochs instead of the task's if given."""
@@ -114,7 +125,7 @@ class TrainingTask:
         if epochs is not None:
             hyper = msgspec.structs.replace(assignment.hyper, local_epochs=epochs)
             assignment = msgspec.structs.replace(assignment, hyper=hyper)
-        return self.workspace.batches(self.data, assignment, self.is_superseded)
+        return self.workspace.batches(self.data, assignment, self.is_superseded, self.objective)
 
     @cached_property
     def data(self) -> Data:
@@ -283,25 +294,26 @@ def _only_evaluates(task: Task) -> bool:
 
 def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps as the task requests."""
-    job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
+    job, algorithm, held_out = task.job, task.algorithm, NOT_EVALUATED
     state, result, transfer, step = None, None, None, None
     with task.measure() as usage, seed_torch(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
-        task.workspace.require_fit(job.task.model, task.evaluation_data or task.data, split=bool(algorithm.split))
+        data = task.evaluation_data or task.data
+        task.workspace.require_fit(job.task.model, data, split=bool(algorithm.split), objective=task.objective)
         if not algorithm.personal:
-            metrics = _evaluate(task, start)
+            held_out = _evaluate(task, start)
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
         if algorithm.personal and (job.task.evaluate or job.keeps_own):
-            metrics = _use_personal_model(task, algorithm.personal, state, start)
+            held_out = _use_personal_model(task, algorithm.personal, state, start)
     if job.task.measure_s:
         with seed_torch(job.task.assignment.seed):
             step = _time_steps(task, start)
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
-    write_update(job, result, transfer, metrics, cost, step, trained_on=task.trained_on)
+    write_update(job, result, transfer, held_out, cost, step, trained_on=task.trained_on)
 
 
-def _use_personal_model(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> dict[str, float]:
+def _use_personal_model(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> HeldOutScore:
     """Evaluate the device's personal model, and write it to the draft if the board serves it.
 
     Args:
@@ -324,7 +336,7 @@ def _perform_measurement(task: TrainingTask) -> None:
         result = Result(statistics, 1.0, 0, metrics=metrics)
         transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size)
-    write_update(job, result, transfer, {}, cost, trained_on=task.trained_on)
+    write_update(job, result, transfer, NOT_EVALUATED, cost, trained_on=task.trained_on)
 
 
 def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tree:
@@ -384,14 +396,17 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
     return outcome
 
 
-def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
-    """Evaluate the network's parameters of a tree on the device's held-out examples; empty if there are none."""
+def _evaluate(task: TrainingTask, tree: Tree) -> HeldOutScore:
+    """Evaluate parameters on the device's held-out examples, if there are any."""
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
-        return {}
+        return NOT_EVALUATED
     model = task.model
-    result = score(model.layers.eval(), {name: tree[name] for name in model.tree()}, held_out)
-    return {"eval_accuracy": result.accuracy, "eval_loss": result.loss, "eval_examples": float(len(held_out))}
+    leaves = {name: tree[name] for name in model.tree()}
+    scored = score(model.layers.eval(), leaves, held_out, task.objective)
+    return build_score(
+        examples=len(held_out), loss=scored.loss, accuracy=scored.accuracy, metrics=scored.metrics, sums=scored.sums
+    )
 
 
 @contextmanager
@@ -424,7 +439,9 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
         try:
             begun = SplitTraining(session, task, usage, work.workspace.device)
         except RuntimeError:
-            work.workspace.require_fit(task.model, work.data, split=True)  # names the examples if they are the cause
+            work.workspace.require_fit(
+                task.model, work.data, split=True, objective=work.objective
+            )  # names the examples if they are the cause
             raise
         with closing(begun) as training:
             yield training
@@ -436,4 +453,5 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
     cost = msgspec.structs.replace(
         usage.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
     )
-    write_update(job, result, transfer, {MISSED_STEPS: float(training.missed)}, cost, trained_on=work.trained_on)
+    missed = HeldOutScore({MISSED_STEPS: float(training.missed)})
+    write_update(job, result, transfer, missed, cost, trained_on=work.trained_on)

@@ -24,7 +24,9 @@ from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
-from shared.models.evaluate import count_outputs, require_label_range
+from shared.models.evaluate import output_shape
+from shared.objectives.fit import require_fit
+from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Assignment, Spec
 from shared.runtime.memory import require_room
 from shared.tensors.placement import CPU
@@ -53,7 +55,7 @@ class Workspace:
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
-    outputs: dict[tuple[bytes, torch.Size, torch.dtype], int] = field(default_factory=dict)
+    outputs: dict[tuple[bytes, torch.Size, torch.dtype], torch.Size] = field(default_factory=dict)
     fitting: set[bytes] = field(default_factory=set)
     noted: set[str] = field(default_factory=set)
 
@@ -84,7 +86,13 @@ class Workspace:
             log.warning("%s", what)
         self.noted.add(what)
 
-    def batches(self, spec: Data, assignment: Assignment, is_superseded: Callable[[], bool]) -> TaskBatches:
+    def batches(
+        self,
+        spec: Data,
+        assignment: Assignment,
+        is_superseded: Callable[[], bool],
+        objective: TrainingObjective = CLASSIFICATION,
+    ) -> TaskBatches:
         """Return the device's mini-batches of a task.
 
         Args:
@@ -92,6 +100,8 @@ class Workspace:
             is_superseded: Called at every batch; True cancels the task.
         """
         train, _, validation = self.data(spec)
+        if objective.reconstructs:
+            train, validation = train.as_reconstruction(), validation.as_reconstruction()
         validation_batch = validation.inputs.to(self.device), validation.labels.to(self.device)
         return TaskBatches(train, assignment, is_superseded, validation_batch, self.device, self.threads)
 
@@ -128,8 +138,10 @@ class Workspace:
         leaves = self.skeleton(spec).tree().values()
         require_room(2 * sum(leaf.numel() * leaf.element_size() for leaf in leaves), Path(f"model {spec.name}"))
 
-    def require_fit(self, spec: Spec, data: Data, *, split: bool = False) -> None:
-        """Refuse examples that the network cannot process, or with more classes than outputs; the check is cached.
+    def require_fit(
+        self, spec: Spec, data: Data, *, split: bool = False, objective: TrainingObjective = CLASSIFICATION
+    ) -> None:
+        """Refuse examples that the network cannot process, or whose targets do not fit its outputs; cached.
 
         Args:
             split: True if the device never allocates the whole network.
@@ -142,17 +154,18 @@ class Workspace:
             return
         try:
             for examples in filter(len, self.data(data)):
-                require_label_range(examples.labels, self._count_outputs(spec, examples.inputs, split=split))
+                shape = self._output_shape(spec, examples.inputs, split=split)
+                require_fit(objective, shape, examples.inputs, examples.labels, "model")
         except ConfigError as error:
             raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
         self.fitting = {key}
 
-    def _count_outputs(self, spec: Spec, inputs: Tensor, *, split: bool) -> int:
-        """Count a network's outputs for inputs of this shape, cached (in a replay for all devices)."""
+    def _output_shape(self, spec: Spec, inputs: Tensor, *, split: bool) -> torch.Size:
+        """Return the shape of a network's output for one input of this shape, cached (in a replay for all devices)."""
         key = (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype)
         if key not in self.outputs:
             model = self.skeleton(spec) if split else self.model(spec)
-            self.outputs = {key: count_outputs(model.layers, {}, inputs)}
+            self.outputs = {key: output_shape(model.layers, {}, inputs)}
         return self.outputs[key]
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:

@@ -53,6 +53,7 @@ class Membership:
         classes: The run's class names once known; devices with other ones take no part.
         reads_labels: Whether any device's labels are used; otherwise class names do not matter.
         inputs: The run's input preparation once known; devices with another one take no part.
+        needs: Fields of the run's tasks that an agent must know: `Status.knows`.
     """
 
     members: Members = None
@@ -64,6 +65,7 @@ class Membership:
     classes: ClassNames | None = None
     reads_labels: bool = True
     inputs: RunInputs | None = None
+    needs: frozenset[str] = frozenset()
     _reported: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:
@@ -80,8 +82,21 @@ class Membership:
         )
 
     def find_mismatches(self, fleet: Fleet) -> dict[str, str]:
-        """Return the online participants with other classes or inputs, each with the reason."""
-        return self._find_input_mismatches(fleet) | self._find_class_mismatches(fleet)
+        """Return the online participants with other classes or inputs, or an older agent, each with the reason."""
+        mismatches = self._find_input_mismatches(fleet) | self._find_class_mismatches(fleet)
+        return mismatches | self._find_older_agents(fleet)
+
+    def _find_older_agents(self, fleet: Fleet) -> dict[str, str]:
+        """Find agents that would ignore a field of the run's tasks, and train for something else."""
+        if not self.needs:
+            return {}
+        statuses = {device: fleet.statuses[device] for device in fleet.online if self.takes(device)}
+        return {
+            device: f"the agent of {device}, version {status.version or 'unknown'}, does not know "
+            f"{', '.join(sorted(self.needs.difference(status.knows)))} of the plan's tasks; upgrade it"
+            for device, status in statuses.items()
+            if not self.needs <= {*status.knows}
+        }
 
     def _find_input_mismatches(self, fleet: Fleet) -> dict[str, str]:
         if self.inputs is None:

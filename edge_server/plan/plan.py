@@ -19,9 +19,10 @@ from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.replay import ReplayPlan
 from edge_server.plan.sections import Chosen, Section
 from edge_server.plan.sites import SitesPlan
-from edge_server.plan.training import EarlyStoppingPlan, HyperPlan
+from edge_server.plan.training import EarlyStoppingPlan, HyperPlan, TaskPlan
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.protocol.objective import CLASSIFICATION_SPEC, ObjectiveSpec
 
 MAX_OVER_SELECTION = 10
 
@@ -124,6 +125,7 @@ class Plan(Section, frozen=True, kw_only=True):
             fedspu, fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
         model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
             each agent's file list under `plugins`, like any other plugin.
+        task: What the network learns: kind of task, loss, metrics.
         codec: Encoding of updates, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
         hyper: Options of local training on the devices.
@@ -153,6 +155,7 @@ class Plan(Section, frozen=True, kw_only=True):
     data: Data | msgspec.UnsetType = msgspec.UNSET
     early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
     server_data: Data | msgspec.UnsetType = msgspec.UNSET  # UNSET: not written to records, as in older versions
+    task: TaskPlan | msgspec.UnsetType = msgspec.UNSET
     seed: int = 0
     local: int = 0
     codec: Chosen = Chosen(name="dense")
@@ -185,6 +188,16 @@ class Plan(Section, frozen=True, kw_only=True):
         if fallback and fallback.algorithm:
             instead = msgspec.structs.replace(fallback, algorithm=stopping.merge_into(fallback.algorithm))
             msgspec.structs.force_setattr(self, "fallback", instead)
+
+    @property
+    def objective(self) -> ObjectiveSpec:
+        """What the run trains for."""
+        return self.task.bare if self.task else CLASSIFICATION_SPEC
+
+    @property
+    def task_objective(self) -> ObjectiveSpec | None:
+        """What tasks name as their objective; None for the default, which agents of all versions know."""
+        return None if self.objective == CLASSIFICATION_SPEC else self.objective
 
     def _evaluate_nothing(self) -> None:
         """Disable the server's evaluation."""

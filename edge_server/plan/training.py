@@ -6,6 +6,7 @@ import msgspec
 
 from edge_server.plan.sections import Chosen, Section
 from shared.protocol.messages import Hyper
+from shared.protocol.objective import ObjectiveSpec
 
 
 class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +19,31 @@ class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Share of each weight that is added to its gradient.
     """
+
+
+class TaskPlan(ObjectiveSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the network learns: kind of task, loss and metrics; absent: classification by cross-entropy.
+
+    Attributes:
+        kind: `classification` into one class each; `multilabel`, several yes-no labels; `regression` of numbers;
+            `forecast` of later numbers of a series; `segmentation`, a class for each pixel; `anomaly`, by an
+            autoencoder's reconstruction error; `custom`, by a loss and metrics of your own.
+        loss: `cross_entropy`, `binary_cross_entropy`, `mse`, `mae`, `huber` (option `delta`), `quantile` (option `q`),
+            `dice`, or `module:attribute`: a function of outputs and targets that returns one loss per example, or
+            their mean. Empty: that of the kind.
+        loss_options: Options of the loss.
+        metrics: `accuracy`, `balanced_accuracy`, `macro_f1`, `auroc`, `iou`, `mae`, `rmse`, `r2`, `quantile_loss`, or
+            `module:attribute`: a function of outputs and targets, as numpy arrays, that returns one value per example.
+            Empty: those of the kind.
+        target: The metric by which models are compared, and the value at which the run ends.
+        class_weights: Weight of each class in the default loss, in class order.
+        label_smoothing: Share of the probability that the default loss spreads over all classes, in [0, 1).
+    """
+
+    @property
+    def bare(self) -> ObjectiveSpec:
+        """The same fields as tasks carry them."""
+        return ObjectiveSpec(**{name: getattr(self, name) for name in ObjectiveSpec.__struct_fields__})
 
 
 class EarlyStoppingPlan(Section, frozen=True, kw_only=True):

@@ -177,6 +177,7 @@ def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
         shared=False,
         evaluate=plan.evaluation.on_device,
         deadline_s=plan.round.deadline_s,
+        objective=plan.task_objective,
     )
     data = device_data(plan, fleet, index)
     return Job(task=task, params="", state="", draft="", data=data, frame_bytes=0, cost=Cost())

@@ -442,7 +442,7 @@ class ReportingStore(SqliteStore):
 
 def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workload) -> int:
     """Return the number of devices that train in one pass."""
-    if not plan.replay.together:
+    if not plan.replay.together or plan.task_objective:  # stacked networks train by cross-entropy alone
         return 1
     return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(device_data(plan, fleet, 0)).shape)
 

@@ -23,6 +23,7 @@ from shared.codecs import CODECS
 from shared.data.spec import require_source
 from shared.errors import ConfigError
 from shared.models.build import build_blank
+from shared.objectives.training import build_training_objective
 from shared.registry import build
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
             algorithm.check_hyper(plan.hyper)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    _check_objective(plan, algorithm, path)
     if (algorithm.server is None) != (not plan.server_data):
         problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
         raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
@@ -138,6 +140,23 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def _check_objective(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse an unknown loss or metric, and a method that cannot train this kind of task."""
+    try:
+        objective = build_training_objective(plan.objective)
+        _ = objective.loss_function
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if algorithm.kinds and objective.kind not in algorithm.kinds:
+        able = sorted(
+            name for name, builder in ALGORITHMS.items() if objective.kind in (builder().kinds or {objective.kind})
+        )
+        raise ConfigError(
+            f"{path}: task.kind: algorithm {plan.algorithm.name!r} trains {' and '.join(sorted(algorithm.kinds))} "
+            f"only, not {objective.kind!r}; choose one of {', '.join(able)}"
         )
 
 

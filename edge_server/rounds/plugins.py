@@ -13,12 +13,15 @@ from shared.codecs import CODECS
 from shared.data.sources.read import SOURCES
 from shared.errors import ConfigError
 from shared.models import MODELS
+from shared.objectives.losses import LOSSES
+from shared.objectives.metrics import METRICS
 from shared.plugins import SHOWN_DIGITS, identify
 from shared.protocol.messages import PluginVersion
 from shared.registry import Registry
 
-REGISTRIES: Sequence[Registry[Any]] = (ALGORITHMS, ALLOCATORS, CODECS, MODELS, SOURCES)
+REGISTRIES: Sequence[Registry[Any]] = (ALGORITHMS, ALLOCATORS, CODECS, LOSSES, METRICS, MODELS, SOURCES)
 """Every kind of plugin, in the order of the entry points' groups."""
+DEFAULT_LOSS = "cross_entropy"
 SERVER_KINDS = frozenset({ALLOCATORS.kind, SOURCES.kind})
 """Kinds of which devices have none, or choose their own."""
 
@@ -59,6 +62,9 @@ def _names(plan: Plan) -> Iterator[tuple[Registry[Any], str]]:
     yield MODELS, plan.model.name
     yield CODECS, plan.codec.name
     yield CODECS, plan.cut_codec.name
+    yield LOSSES, plan.objective.loss or DEFAULT_LOSS
+    for metric in plan.objective.metrics:
+        yield METRICS, metric
     if plan.optimizer:
         yield ALLOCATORS, plan.optimizer.name
     for data in (plan.data, plan.server_data):

@@ -369,6 +369,7 @@ class Rounds:
             measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
             deadline_s=plan.round.deadline_s,
             plugins=task_plugins(plan),
+            objective=plan.task_objective,
         )
 
     def _is_tested(self, number: int) -> bool:
@@ -381,6 +382,7 @@ class Rounds:
         model, test = self.model, self.test
 
         def evaluate() -> Score:
-            return score(model.layers, to_device(join_network(self.algorithm, model, state), self.device), test)
+            parameters = to_device(join_network(self.algorithm, model, state), self.device)
+            return score(model.layers, parameters, test, model.objective)
 
         return await self.server.worker(evaluate)

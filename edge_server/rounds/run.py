@@ -58,7 +58,8 @@ from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.base import Model
 from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_matching_examples
-from shared.protocol.messages import Report, Status
+from shared.objectives.training import build_training_objective
+from shared.protocol.messages import OBJECTIVE, Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
@@ -188,7 +189,8 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
 
 def _blank_network(plan: Plan, test: Examples | None) -> Model:
     """Return the plan's network without storage, with the input shape of the server's test data."""
-    return replace(build_blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
+    example = () if test is None else tuple(test.inputs.shape[1:])
+    return replace(build_blank(plan.model), example=example, objective=build_training_objective(plan.objective))
 
 
 def build_membership(
@@ -203,11 +205,12 @@ def build_membership(
     Raises:
         ConfigError: The server's data sets differ in their classes.
     """
-    reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
-    reads &= not plan.data or plan.data.target_kind == "class"
+    reads_labels = algorithm.reads_labels or plan.evaluation.devices_every > 0
+    reads = reads_labels and plan.objective.kind == "classification"
     test, labelled = examples
     classes = load_class_names(plan, test, labelled, records)
-    return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records))
+    needs = frozenset({OBJECTIVE} if plan.task_objective else ())
+    return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records), needs=needs)
 
 
 async def _run_and_leave(rounds: Rounds, begun: RunOpened) -> State:
@@ -249,7 +252,7 @@ def _require_examples(rounds: Rounds, tree: Tree) -> None:
     """Refuse server data that the network or algorithm cannot take, before any task is sent."""
     for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
         if examples is not None:
-            require_matching_examples(rounds.model.layers, tree, examples, source)
+            require_matching_examples(rounds.model.layers, tree, examples, source, rounds.model.objective)
     server, labelled = rounds.algorithm.server, rounds.labelled
     if server and server.check and labelled is not None:
         server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper)

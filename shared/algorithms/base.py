@@ -15,6 +15,7 @@ from torch import Tensor
 from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Missed, Scalar, Value, derive_seed
+from shared.protocol.objective import Kind
 from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -242,6 +243,7 @@ class Algorithm:
         check_hyper: (the plan's hyperparameters) raises ConfigError where the method cannot train with them. None: it
             trains with any.
         reads_labels: Whether devices train on labels; if not, none of theirs is read.
+        kinds: Kinds of task that it can train; empty for all.
         sends_changes: Whether an update is a change, so that a missing coordinate means no change: codec `topk`.
     """
 
@@ -263,6 +265,7 @@ class Algorithm:
     check_hyper: Callable[[Hyper], None] | None = None
     reads_labels: bool = True
     sends_changes: bool = False
+    kinds: frozenset[Kind] = frozenset()
 
 
 def evaluated_parameters(algorithm: Algorithm, model: Model, state: State) -> Tree:

@@ -18,10 +18,9 @@ from functools import wraps
 from inspect import signature
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Departure, Result
+from shared.models.base import Model
 from shared.models.leaves import call_with
 from shared.protocol.messages import Assignment, Scalar
 from shared.tensors.tree import Mean, State, Tree
@@ -63,20 +62,20 @@ class Stopping:
             raise ValueError(f"min_alive must be >= 1, not {self.min_alive}")
 
     def judge(
-        self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
+        self, facts: dict[str, Scalar], train_loss: float | None, model: Model, tree: Tree, validation: Batch
     ) -> tuple[dict[str, Scalar], dict[str, float]]:
         """Return a device's new facts, and its metrics: whether it stops, and the losses that decide it.
 
         Args:
             facts: The device's facts after its previous participation.
             train_loss: Mean over the mini-batches; None without any, which decides nothing.
-            layers: The network, for `tree`; left in evaluation mode.
+            model: The network, for `tree`; left in evaluation mode.
         """
         if not self.is_on or train_loss is None:
             return facts, {}
         loss, metrics = train_loss, {}
         if len(validation[1]):
-            metrics["validation_loss"] = mean_loss(layers, tree, validation)
+            metrics["validation_loss"] = mean_loss(model, tree, validation)
             loss = self.share * train_loss + (1 - self.share) * metrics["validation_loss"]
         before = facts.get(LOSS)
         stops = isinstance(before, float) and loss > before
@@ -84,17 +83,16 @@ class Stopping:
 
 
 @torch.no_grad()
-def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
-    """Return the mean cross-entropy in evaluation mode; running statistics stay unchanged.
+def mean_loss(model: Model, tree: Tree, batch: Batch) -> float:
+    """Return the mean loss in evaluation mode; running statistics stay unchanged.
 
     Args:
         batch: Inputs of shape (B, ...), labels of shape (B,).
     """
-    layers.eval()
+    model.layers.eval()
     parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
     losses = [
-        functional.cross_entropy(call_with(layers, tree, inputs), labels, reduction="sum").item()
-        for inputs, labels in parts
+        model.objective.loss_sum(call_with(model.layers, tree, inputs), labels).item() for inputs, labels in parts
     ]
     return sum(losses) / len(batch[1])
 

@@ -15,12 +15,12 @@ from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike, network_leaves
 from shared.errors import Diverged
 from shared.models.base import Model
 from shared.models.leaves import load_leaves, read_leaves
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree
 from shared.tensors.sgd import descend
@@ -54,7 +54,7 @@ def local_sgd(
     layers.train()
     layers.zero_grad()  # gradients of a task interrupted within a step
     change = partial(correct, layers, start) if correct else None
-    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, change)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, model.objective, correct=change)
     change_tree = tree.subtract(model.tree(), start)
     return state, Result(change_tree, float(batches.num_examples), batches.num_examples, loss)
 
@@ -70,32 +70,35 @@ class LocalSgd:
         return local_sgd(model, state, start, batches, assignment, self.correct)
 
 
-def train_copies(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
+def train_copies(model: Model, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
     """Train copies of all parameters and buffers by SGD; return them, and the mean loss as in `descend_batches`.
 
     Args:
-        layers: Trains the copies; its tensors are overwritten.
+        model: Trains the copies; its tensors are overwritten.
         start: Initial parameters and buffers; not changed.
     """
+    layers = model.layers
     load_leaves(layers, start)
     layers.train()
     layers.zero_grad()  # gradients of a task interrupted within a step
-    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, model.objective)
     return {key: leaf.clone() for key, leaf in read_leaves(layers).items()}, loss
 
 
-def descend_batches(
+def descend_batches(  # noqa: PLR0913 - everything that a local training is made of
     network: Callable[[Tensor], Tensor],
     weights: Sequence[tuple[str, Tensor]],
     batches: Iterable[Batch],
     hyper: Hyper,
+    objective: TrainingObjective,
+    *,
     correct: Callable[[], None] | None = None,
     momenta: Tree | None = None,
 ) -> float | None:
     """Do SGD on the weights of a network in training mode; return the mean loss during training, None without a step.
 
     Args:
-        network: From inputs of shape (B, ...) to outputs of shape (B, classes).
+        network: From inputs of shape (B, ...) to outputs of shape (B, ...).
         weights: By name, changed in place.
         correct: Changes the gradients in place, after each backward.
         momenta: Initial momentum by weight name, changed in place; None for zero.
@@ -105,7 +108,7 @@ def descend_batches(
     """
     momenta, examples, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
     for step, (inputs, labels) in enumerate(batches, start=1):
-        loss = functional.cross_entropy(network(inputs), labels)
+        loss = objective.loss(network(inputs), labels)
         loss.backward()
         if correct:
             correct()

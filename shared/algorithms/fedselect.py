@@ -99,7 +99,7 @@ def fedselect(
         loss = _train(model, merged, chosen, batches, assignment.hyper)
         after = {key: leaf.detach().clone() for key, leaf in model.tree().items()}
         require_finite(after)
-        facts, metrics = stopping.judge(state.facts, loss, model.layers, after, batches.validation)
+        facts, metrics = stopping.judge(state.facts, loss, model, after, batches.validation)
         common, count = Tree(), batches.num_examples
         for key, leaf in after.items():
             if leaf.is_floating_point():
@@ -170,12 +170,13 @@ def _train(model: Model, merged: Tree, chosen: Tree, batches: Batches, hyper: Hy
     model.layers.zero_grad()  # of a task that was cut short in the middle of a step
     weights, tally = list(model.layers.named_parameters()), Tally()
     takes_turns = hyper.local_epochs > 1 and any(bool(mask.any()) for mask in chosen.values())
+    undecayed = msgspec.structs.replace(hyper, weight_decay=0.0)
     for number, epoch in enumerate(epochs(batches)):
         if takes_turns:
             correct = _mask_gradients(weights, chosen, hyper, is_personal=number % 2 == 0)
-            tally.train(model.layers, weights, epoch, msgspec.structs.replace(hyper, weight_decay=0.0), correct)
+            tally.train(model, epoch, undecayed, correct=correct)
         else:
-            tally.train(model.layers, weights, epoch, hyper)
+            tally.train(model, epoch, hyper)
     return tally.mean
 
 

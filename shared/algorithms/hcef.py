@@ -38,7 +38,6 @@ from typing import Literal, get_args, get_type_hints
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shared.algorithms.base import (
     Algorithm,
@@ -165,13 +164,13 @@ def local(
     steps = _assigned_steps(settings, assignment)
     if settings.gradients and assignment.values.get(GRADIENTS):
         load_leaves(layers, start)
-        metrics[SIGMA2], metrics[G2] = gradient_moments(layers, batches, hyper.batch_size, settings.gradients)
+        metrics[SIGMA2], metrics[G2] = gradient_moments(model, batches, hyper.batch_size, settings.gradients)
     load_leaves(layers, start)  # again: running statistics have changed
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     momenta = {name: leaf.clone() for name, leaf in state.tree.items()} if settings.momentum == "kept" else Tree()
     weights = list(layers.named_parameters())
-    loss = descend_batches(layers, weights, islice(batches, steps), hyper, momenta=momenta)
+    loss = descend_batches(layers, weights, islice(batches, steps), hyper, model.objective, momenta=momenta)
     weight = 1.0 if settings.weighting == "uniform" else float(batches.num_examples)
     change = tree.subtract(model.tree(), start)
     metrics[STEPS_TAKEN] = float(steps)
@@ -183,24 +182,24 @@ def _assigned_steps(settings: HcefSettings, assignment: Assignment) -> int:
     return steps_taken(assignment.seed, settings.local_steps, assigned_share(assignment.values, STEPS), settings.draw)
 
 
-def gradient_moments(layers: nn.Module, batches: Batches, batch_size: int, count: int) -> tuple[float, float]:
+def gradient_moments(model: Model, batches: Batches, batch_size: int, count: int) -> tuple[float, float]:
     """Return estimates of sigma^2 and G^2 at a network's parameters, both >= 0; running statistics change.
 
     Args:
-        layers: From inputs of shape (B, ...) to outputs of shape (B, classes), with the received parameters.
+        model: With the received parameters.
         batch_size: B of the paper, examples of a minibatch.
         count: M, at least 2.
 
     Raises:
         Diverged: The loss of a minibatch is not finite.
     """
-    layers.train()
-    weights = [weight for weight in layers.parameters() if weight.requires_grad]
+    model.layers.train()
+    weights = [weight for weight in model.layers.parameters() if weight.requires_grad]
     share = batch_size / max(1, batches.num_examples)
     disjoint = count * share <= 1
     minibatches = enumerate(_minibatches(batches, count, disjoint=disjoint), start=1)
     return moments_of(
-        (_gradient(layers, weights, batch, number) for number, batch in minibatches), share if disjoint else 0.0
+        (_gradient(model, weights, batch, number) for number, batch in minibatches), share if disjoint else 0.0
     )
 
 
@@ -232,9 +231,9 @@ def _minibatches(batches: Batches, count: int, *, disjoint: bool) -> Iterator[Ba
         yield first
 
 
-def _gradient(layers: nn.Module, weights: list[nn.Parameter], batch: Batch, number: int) -> Tensor:
+def _gradient(model: Model, weights: list[nn.Parameter], batch: Batch, number: int) -> Tensor:
     """Return the gradient of a minibatch's mean loss as one vector; gradients in the parameters stay."""
-    loss = functional.cross_entropy(layers(batch[0]), batch[1])
+    loss = model.objective.loss(model.layers(batch[0]), batch[1])
     require_finite_loss(loss.item(), number)
     parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
     return torch.cat([part.reshape(-1) for part in parts])

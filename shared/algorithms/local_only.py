@@ -25,11 +25,9 @@ def local_only(*, stopping: Stopping) -> Algorithm:
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: SGD on the whole model, which stays on the device."""
-        personal, loss = train_copies(
-            model.layers, personal_model(model, state, down, assignment), batches, assignment.hyper
-        )
+        personal, loss = train_copies(model, personal_model(model, state, down, assignment), batches, assignment.hyper)
         require_finite(personal)
-        facts, metrics = stopping.judge(state.facts, loss, model.layers, personal, batches.validation)
+        facts, metrics = stopping.judge(state.facts, loss, model, personal, batches.validation)
         count = batches.num_examples
         return State(personal, facts), Result({}, float(count), count, loss, metrics=metrics)
 

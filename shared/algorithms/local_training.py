@@ -6,13 +6,12 @@ FedSelect (https://arxiv.org/abs/2404.02478) trains two kinds of parameters in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from shared.algorithms.base import Batch, Batches
 from shared.algorithms.fedavg import descend_batches
+from shared.models.base import Model
 from shared.protocol.messages import Hyper
 
 
@@ -53,16 +52,12 @@ class Tally:
         return self.total / self.seen if self.seen else None
 
     def train(
-        self,
-        network: Callable[[Tensor], Tensor],
-        weights: Sequence[tuple[str, Tensor]],
-        batches: Iterable[Batch],
-        hyper: Hyper,
-        correct: Callable[[], None] | None = None,
+        self, model: Model, batches: Iterable[Batch], hyper: Hyper, *, correct: Callable[[], None] | None = None
     ) -> None:
-        """Do SGD with a momentum that starts at zero; arguments as those of `descend_batches`."""
-        before = self.seen
-        loss = descend_batches(network, weights, self._count_examples(batches), hyper, correct)
+        """Train all weights by SGD with a momentum that starts at zero; `correct` as in `descend_batches`."""
+        before, weights = self.seen, list(model.layers.named_parameters())
+        counted = self._count_examples(batches)
+        loss = descend_batches(model.layers, weights, counted, hyper, model.objective, correct=correct)
         self.total += 0.0 if loss is None else loss * (self.seen - before)
 
     def _count_examples(self, batches: Iterable[Batch]) -> Iterator[Batch]:

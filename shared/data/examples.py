@@ -14,8 +14,8 @@ from shared.data.augment import Augment
 from shared.data.sources.arrays import Arrays, count_held_out, held_out_index, no_labels
 from shared.protocol.messages import count_batches
 
-TARGETS = frozenset(((torch.int64, 1), (torch.float32, 2), (torch.int64, 3)))
-"""Dtype and number of axes of classes, numbers and masks."""
+CLASS_AXES = frozenset((1, 3))
+"""Number of axes of class numbers: of examples or of pixels. Numbers as targets may have any from two on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +45,9 @@ class Examples:
         Raises:
             ValueError: A dtype is wrong, or the lengths differ.
         """
-        if self.inputs.dtype != torch.float32 or (self.labels.dtype, self.labels.ndim) not in TARGETS:
+        if self.inputs.dtype != torch.float32 or not _is_target(self.labels):
             raise ValueError(
-                "want float32 inputs, and labels int64 (N,), float32 (N, outputs) or int64 (N, height, width), got "
+                "want float32 inputs, and labels int64 (N,), float32 (N, ...) or int64 (N, height, width), got "
                 f"{self.inputs.dtype}, {self.labels.dtype} {tuple(self.labels.shape)}"
             )
         counts = {len(self.inputs), len(self.labels), len(self.labels if self.clients is None else self.clients)}
@@ -71,6 +71,15 @@ class Examples:
         """Return the same inputs without their targets."""
         return replace(self, labels=torch.from_numpy(no_labels(len(self))), classes=())
 
+    def as_reconstruction(self) -> Examples:
+        """Return the normal examples (label 0 or none) with their inputs as targets, for an autoencoder."""
+        normal = (
+            self
+            if not len(self) or int(self.labels.max()) <= 0
+            else self.subset((self.labels <= 0).nonzero().flatten())
+        )
+        return replace(normal, labels=normal.inputs)
+
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""
         return replace(
@@ -80,6 +89,12 @@ class Examples:
             clients=None if self.clients is None else tuple(self.clients[i] for i in index.tolist()),
             identities=None if self.identities is None else self.identities[index.numpy()],
         )
+
+
+def _is_target(labels: Tensor) -> bool:
+    if labels.dtype == torch.float32:
+        return labels.ndim > 1
+    return labels.dtype == torch.int64 and labels.ndim in CLASS_AXES
 
 
 def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:

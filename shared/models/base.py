@@ -12,6 +12,7 @@ from torch import nn
 from shared.errors import ConfigError
 from shared.models.chain_trace import cut_places, is_flat, trace_chain
 from shared.models.leaves import read_leaves, tied_names
+from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
@@ -31,6 +32,7 @@ class Model:
         he_normal: Whether initial weights are normal, see `shared.models.kaiming`; else uniform, as torch's are.
         spec: Specification from which the model can be rebuilt; None for a model built by hand.
         draw: Random generator of the initial weights: see `shared.models.build`; empty for torch's.
+        objective: Loss and metrics by which the network is trained and evaluated.
     """
 
     layers: nn.Module
@@ -39,6 +41,7 @@ class Model:
     he_normal: bool = False
     spec: Spec | None = None
     draw: str = ""
+    objective: TrainingObjective = CLASSIFICATION
 
     def __post_init__(self) -> None:
         """Raise ValueError for cuts that leave nothing on a side or are out of order, TypeError for other modules'."""

@@ -1,21 +1,24 @@
-"""Model evaluation: accuracy and loss of parameters, without copying them."""
+"""Model evaluation: loss and metrics of parameters, without copying them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.models.chain import LayerChain
 from shared.models.leaves import call_with
+from shared.objectives.fit import require_fit
+from shared.objectives.metric_sums import MetricSums
+from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Spec
+from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
@@ -51,16 +54,22 @@ def training_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy and mean cross-entropy.
+    """Result of an evaluation.
 
     Attributes:
+        accuracy: Of a classification; None for other kinds of task.
+        loss: Mean loss per example.
         by_class: Accuracy on the examples of each class, in the order of the labels; None for a class without examples.
             Empty for more than `MAX_CLASSES` classes.
+        metrics: The objective's metrics by name; empty for the default objective, which has only the accuracy.
+        sums: Sums of these metrics, which add over devices.
     """
 
-    accuracy: float
+    accuracy: float | None
     loss: float
     by_class: tuple[float | None, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 def build_skeleton(spec: Spec) -> nn.Module:
@@ -72,7 +81,9 @@ def build_skeleton(spec: Spec) -> nn.Module:
     return build_blank(spec).layers.eval()
 
 
-def require_matching_examples(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
+def require_matching_examples(
+    network: nn.Module, tree: Tree, examples: Examples, source: str = "", objective: TrainingObjective = CLASSIFICATION
+) -> None:
     """Reject a network that does not fit the examples, before any training.
 
     Args:
@@ -81,15 +92,16 @@ def require_matching_examples(network: nn.Module, tree: Tree, examples: Examples
         source: Section of the plan that the examples come from, for messages.
 
     Raises:
-        ConfigError: Their shape does not fit, or they have more classes than the network has outputs.
+        ConfigError: Their shape does not fit, or the outputs do not fit the targets.
     """
     place = f"{source}, model" if source else "model"
-    require_label_range(examples.labels, count_outputs(network, tree, examples.inputs, place), place)
+    shape = output_shape(network, tree, examples.inputs, place)
+    require_fit(objective, shape, examples.inputs, examples.labels, place)
 
 
 @torch.no_grad()
-def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "model") -> int:
-    """Return the number of a network's outputs, one for each class, for inputs of this shape and dtype.
+def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "model") -> torch.Size:
+    """Return the shape of a network's output for one input of this shape and dtype.
 
     Args:
         network: With or without storage.
@@ -103,27 +115,13 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
         with training_mode(network, train=False):
-            outputs: int = call_with(network, tree, inputs[:1].to(leaf.device)).shape[1]
-            return outputs
+            outputs: Tensor = call_with(network, tree, inputs[:1].to(leaf.device))
+            return outputs.shape[1:]
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shape, problem = tuple(inputs.shape[1:]), str(error).partition("\n")[0]
         raise ConfigError(
             f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
         ) from error
-
-
-def require_label_range(labels: Tensor, outputs: int, place: str = "model") -> None:
-    """Reject labels beyond a network's outputs.
-
-    Args:
-        labels: Of shape (N,), N at least 1.
-        place: Section that describes the network, for messages.
-
-    Raises:
-        ConfigError: A label is out of range.
-    """
-    if (most := int(labels.max())) >= outputs:
-        raise ConfigError(f"{place}: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
 def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
@@ -143,29 +141,38 @@ def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
 
 
 @torch.no_grad()
-def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
+def score(network: nn.Module, tree: Tree, examples: Examples, objective: TrainingObjective = CLASSIFICATION) -> Score:
     """Evaluate parameters on examples in evaluation mode, in about as much memory as the parameters take.
 
     The parameters are not copied; a wide layer gets smaller batches. Runs on the device of the parameters.
 
     Args:
         network: With or without storage.
-        examples: Inputs of shape (N, ...), labels of shape (N,).
+        examples: Inputs of shape (N, ...), targets of shape (N, ...).
+
+    Raises:
+        ConfigError: A loss or metric does not accept the outputs.
     """
-    loss_sum, hits, classes, place = 0.0, [], 0, device_of(tree.values())
+    total, hits, classes, place = MetricSums(objective), [], 0, device_of(tree.values())
     with training_mode(network, train=False):
         most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))
         batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1].to(place))))
         for begin in range(0, len(examples), batch_size):
             inputs, labels = (part[begin : begin + batch_size].to(place) for part in (examples.inputs, examples.labels))
-            logits = call_with(network, tree, inputs)
-            loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
-            hits.append((logits.argmax(1) == labels).cpu())
-            classes = logits.shape[1]
+            outputs = call_with(network, tree, inputs)
+            compared, targets = objective.compared(outputs, labels, inputs)
+            total.add_loss(objective.loss_sum(compared, targets).item() if len(targets) else 0.0, len(targets))
+            if objective.kind == "classification":
+                hits.append((outputs.argmax(1) == labels).cpu())
+                classes = outputs.shape[1]
+            if objective.spec != CLASSIFICATION_SPEC:
+                total.add(*(part.numpy(force=True) for part in (outputs, labels, inputs)))
+    if not hits:
+        return Score(None, total.loss, (), total.values(), total.lists())
     hit = torch.cat(hits)
-    return Score(
-        int(hit.sum()) / len(examples), loss_sum / len(examples), _score_classes(examples.labels, hit, classes)
-    )
+    accuracy = int(hit.sum()) / len(examples)
+    by_class = _score_classes(examples.labels, hit, classes)
+    return Score(accuracy, total.loss, by_class, total.values(), total.lists())
 
 
 def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:

@@ -14,6 +14,7 @@ import xxhash
 
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Absent, Cost, Reading, StepCost, TaskCost
+from shared.protocol.objective import ObjectiveSpec
 
 Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
@@ -27,6 +28,9 @@ the values of an assignment: the most batches to measure over."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Limits of a device's class names, which are sent in one message."""
+OBJECTIVE = "objective"
+TASK_FIELDS = (OBJECTIVE,)
+"""Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""
 
@@ -231,6 +235,8 @@ class Status(Message, frozen=True, kw_only=True):
         trains: Whether a device can be given training tasks; without torch it only evaluates.
         inputs: In a device's birth, the preparation of its inputs; nil if unknown, and from versions without this
             field.
+        knows: In a device's birth, the fields of a task that its agent heeds beyond those of version 0.1: a server
+            gives a task with such a field only to agents that know it.
     """
 
     device: str
@@ -243,6 +249,7 @@ class Status(Message, frozen=True, kw_only=True):
     classes: list[str] | None = None
     trains: bool = True
     inputs: Inputs | None = None
+    knows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse more names than any data set has: a server stores those of all devices."""
@@ -260,6 +267,8 @@ class Task(Message, frozen=True, kw_only=True):
         measure_s: Seconds of training steps to time; their result is dropped. 0 for none.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
         plugins: Plugins that the task uses; a device with another digest of one refuses the task.
+        objective: Loss and metrics of the run; absent for cross-entropy and accuracy. An agent that does not know the
+            field would train for these: the server sends it only to agents that do.
     """
 
     run: str
@@ -277,6 +286,7 @@ class Task(Message, frozen=True, kw_only=True):
     measure_s: float = 0.0
     deadline_s: float
     plugins: tuple[PluginVersion, ...] = ()
+    objective: ObjectiveSpec | None = None
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -314,7 +324,8 @@ class Update(Message, frozen=True, kw_only=True):
 
     `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and updates
     trained from other parameters must not count. `trained_on` is the processor: the CPU, the default of older agents,
-    or `cuda` and the name of the GPU.
+    or `cuda` and the name of the GPU. `sums` are those of the metrics over the held-out examples, which add over
+    devices.
     """
 
     run: str
@@ -326,6 +337,7 @@ class Update(Message, frozen=True, kw_only=True):
     num_examples: int = 0
     loss: float | None = None
     metrics: dict[str, float] = {}
+    sums: dict[str, list[float]] = {}
     cost: Cost = Cost()
     step: StepCost | None = None
     failure: str | None = None

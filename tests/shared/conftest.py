@@ -22,6 +22,7 @@ from shared.errors import ConfigError
 from shared.models.build import build_blank, build_initial
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Assignment, Hyper, Report
+from shared.protocol.objective import ObjectiveSpec, Target
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import MLP, Own, drive
 
@@ -44,7 +45,21 @@ _INPUTS = st.builds(
     shape=st.lists(st.integers(1, 1 << 20), max_size=3).map(tuple),
     features=st.lists(st.text(max_size=20), max_size=4).map(tuple),
 )
-_WITHIN_BOUNDS: dict[type, st.SearchStrategy[object]] = {Hyper: _HYPERS, Inputs: _INPUTS}
+_OBJECTIVES = st.builds(
+    ObjectiveSpec,
+    kind=st.sampled_from(("regression", "classification", "anomaly")),
+    loss=st.text(max_size=20),
+    loss_options=st.dictionaries(st.text(max_size=20), st.booleans() | st.floats(allow_nan=False), max_size=3),
+    metrics=st.lists(st.text(max_size=20), max_size=4, unique=True).map(tuple),
+    target=st.builds(
+        Target, metric=st.text(max_size=9), direction=st.sampled_from(("max", "min")), value=st.floats(-1e9, 1e9)
+    ),
+)
+_WITHIN_BOUNDS: dict[type, st.SearchStrategy[object]] = {
+    Hyper: _HYPERS,
+    Inputs: _INPUTS,
+    ObjectiveSpec: _OBJECTIVES,
+}
 _MAKERS: dict[type, Callable[..., st.SearchStrategy[object]]] = {
     shape.NoneType: lambda _: st.none(),
     shape.BoolType: lambda _: st.booleans(),

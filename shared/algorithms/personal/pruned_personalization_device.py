@@ -14,7 +14,6 @@ from itertools import islice
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from shared.algorithms.base import Batch, Batches, Outcome, Result
 from shared.algorithms.fedavg import require_finite_loss
@@ -71,7 +70,7 @@ class Training:
             mask: True where a shared weight is retained.
         """
         inputs, labels = batch
-        loss = functional.cross_entropy(self.model.layers(inputs), labels)
+        loss = self.model.objective.loss(self.model.layers(inputs), labels)
         moving = [*(self.personal_weights if update_personal else []), *(self.shared_weights if update_shared else [])]
         loss.backward(inputs=[leaf for _, leaf in moving])
         if update_personal:

@@ -224,6 +224,7 @@ def semisfl(  # noqa: PLR0913 - options of a plan, all by name
 
 def _algorithm(settings: SemisflSettings) -> Algorithm:
     return Algorithm(
+        kinds=frozenset({"classification"}),
         init=partial(init, settings),
         assign=partial(assign, settings),
         broadcast=broadcast,

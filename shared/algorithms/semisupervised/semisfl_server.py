@@ -27,7 +27,7 @@ from shared.algorithms.semisupervised.settings import (
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory
 from shared.algorithms.semisupervised.switch import use_teacher
-from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
+from shared.algorithms.split.cut_shapes import features_at_cut, outputs_for
 from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
@@ -177,7 +177,7 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
     head = take_prefix(state.tree, HEAD)
     if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
         raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
-    count_outputs(model, cut, state.tree, shape)
+    outputs_for(model, cut, state.tree, shape)
     return norm
 
 

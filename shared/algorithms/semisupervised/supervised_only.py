@@ -67,6 +67,7 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
     """
     settings = SemisflSettings(**locals(), unlabelled_queue=0, clustering=False, adapt=False)
     return Algorithm(
+        kinds=frozenset({"classification"}),
         init=partial(init, settings),
         assign=assign,
         broadcast=lambda _state, _device, _assignment: {},

@@ -21,7 +21,7 @@ from shared.tensors.tree import Tree
 
 MOST_SHAPES = 16
 """Maximum number of cached feature shapes: a device can send more shapes than any session has."""
-_outputs: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, tuple[int, ...]], int]] = WeakKeyDictionary()
+_outputs: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, tuple[int, ...]], tuple[int, ...]]] = WeakKeyDictionary()
 """Cache of output counts by network, then by (cut, batch of one, shape without the batch): each trial costs a pass."""
 _features: WeakKeyDictionary[nn.Module, dict[tuple[int, tuple[int, ...]], tuple[int, ...]]] = WeakKeyDictionary()
 """Cache of feature shapes by network, then by (cut, input shape)."""
@@ -61,8 +61,8 @@ def feature_size(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
     return float(torch.linalg.vector_norm(features)) / math.sqrt(max(features.numel(), 1))
 
 
-def count_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
-    """Return the number of outputs of the server part for features of a shape.
+def outputs_for(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the server part's output for one example of features of a shape.
 
     Args:
         model: With or without storage.
@@ -83,8 +83,8 @@ def count_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) ->
 
 
 @torch.no_grad()
-def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
-    """Return the number of outputs for one example of features of shape (B, ...).
+def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the output for one example of features of shape (B, ...).
 
     Computed with storage: without, torch would import a compiler. A batch of one is tried in training mode, which
     BatchNorm may reject.
@@ -101,6 +101,6 @@ def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> 
         raise WireError(
             f"features of shape {shape} are not accepted by the server part ({problem})", reason="shape"
         ) from error
-    if outputs.ndim != MATRIX or len(outputs) != 1:
+    if outputs.ndim < MATRIX or len(outputs) != 1:
         raise WireError(f"outputs of shape {tuple(outputs.shape)}", reason="shape")
-    return int(outputs.shape[1])
+    return tuple(outputs.shape[1:])

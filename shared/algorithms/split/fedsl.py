@@ -38,10 +38,13 @@ from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.models.chain import covers, part_names
 from shared.protocol.messages import Assignment, Scalar
+from shared.protocol.objective import Kind
 from shared.tensors import tree
 from shared.tensors.feature_dropout import Granularity
 from shared.tensors.tree import Mean, State, Tree
 
+KINDS: frozenset[Kind] = frozenset({"classification", "multilabel", "regression", "forecast", "segmentation", "custom"})
+"""Kinds of task: not anomalies, whose targets are the inputs, which would leave the device."""
 STATISTICS_OPTIONS: Mapping[str, Scalar] = {"drop": 0.0, "sparsity": 0.0}
 """Options of a session that measures running statistics: all features, no mask."""
 
@@ -127,6 +130,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         *(granularity, average, weighted, server, schedule, recompute),
     )
     return Algorithm(
+        kinds=KINDS,
         init=partial(init, settings),
         assign=partial(assign, settings),
         broadcast=broadcast,

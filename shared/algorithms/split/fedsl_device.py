@@ -128,7 +128,7 @@ def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None
     """Return the upload of a batch, without the dropped columns or channels."""
     if not is_finite(features):
         raise TaskFailed("the client part has diverged: features are NaN or infinite; lower the learning rate")
-    upload = {"features": features, "labels": labels.to(torch.uint8 if labels.max() <= BYTE else torch.int64)}
+    upload = {"features": features, "labels": _pack_labels(labels)}
     if delta is None:
         return upload
     upload["features"] = drop(features, delta, settings.drop)
@@ -136,6 +136,13 @@ def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None
         upload["keep"] = torch.from_numpy(bits.pack(delta.numpy(force=True), 1))
         upload["shape"] = torch.tensor(features.shape[1:], dtype=torch.int32)
     return upload
+
+
+def _pack_labels(labels: Tensor) -> Tensor:
+    """Return class numbers in the smallest type that holds them; other targets as they are."""
+    if labels.is_floating_point():
+        return labels
+    return labels.to(torch.uint8 if labels.max() <= BYTE else torch.int64)
 
 
 def _feature_gradient(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from shared.algorithms.split.settings import FedslSettings, first_step, is_finite
 from shared.algorithms.split.smashed_data import SmashedBatch, unpack_features
@@ -21,6 +20,7 @@ from shared.models.base import Model
 from shared.models.chain import parts_of
 from shared.models.evaluate import training_mode
 from shared.models.running_statistics import measure_batch, statistic_names
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment
 from shared.tensors.feature_dropout import gather
 from shared.tensors.tree import State, Tree
@@ -67,6 +67,7 @@ class ServerPart:
     network: nn.Sequential
     weights: Tree
     buffers: Tree
+    objective: TrainingObjective
 
     @classmethod
     def from_tree(cls, model: Model, cut: int, tree: Tree) -> ServerPart:
@@ -79,9 +80,8 @@ class ServerPart:
         network = model.above(cut)
         trainable = {name for name, leaf in network.named_parameters() if leaf.requires_grad}
         weights = {name: tree[name].detach().requires_grad_() for name in network.state_dict() if name in trainable}
-        return cls(
-            model.chain, network, weights, {name: tree[name] for name in network.state_dict() if name not in trainable}
-        )
+        buffers = {name: tree[name] for name in network.state_dict() if name not in trainable}
+        return cls(model.chain, network, weights, buffers, model.objective)
 
     def run(self, group: Mapping[str, SmashedBatch]) -> Pass:
         """Pass features forward and back, for all devices of the group at once; equations (4) and (5)."""
@@ -92,7 +92,7 @@ class ServerPart:
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
         with training_mode(self.chain, train=True):
             outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
-        losses = [part.mean() for part in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
+        losses = self.objective.part_losses(outputs, labels, sizes)
         upstream, *gradients = torch.autograd.grad(
             torch.stack(losses).sum(), [features, *self.weights.values()], materialize_grads=True
         )

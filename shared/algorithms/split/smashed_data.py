@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
+from shared.algorithms.split.cut_shapes import features_at_cut, outputs_for
 from shared.algorithms.split.settings import FedslSettings
 from shared.errors import WireError
 from shared.models.base import Model
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Assignment
+from shared.protocol.objective import CLASS_KINDS
 from shared.tensors import bits
 from shared.tensors.feature_dropout import spread
 from shared.tensors.tree import State, Tree, check_like
@@ -32,7 +34,7 @@ class SmashedBatch:
 
     Attributes:
         features: Of shape (B, ...), with zeros where dropped.
-        labels: int64 of shape (B,).
+        labels: Targets: int64 of shape (B,), or for other kinds of task as in `Examples.labels`.
         delta: Boolean, the columns or channels that were sent; None for all.
     """
 
@@ -55,9 +57,9 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
     if set(up) != {"features", "labels", *(("keep", "shape") if sparse else ())}:
         raise WireError(f"tensors {', '.join(map(repr, sorted(up)))}", reason="unknown-tensor")
     features, labels = up["features"], up["labels"]
-    if labels.dtype not in {torch.uint8, torch.int64} or features.dtype != torch.float32:
+    if labels.dtype not in _label_types(model.objective) or features.dtype != torch.float32:
         raise WireError(f"features of {features.dtype}, labels of {labels.dtype}", reason="dtype")
-    if not 1 <= labels.numel() <= assignment.largest_batch or labels.ndim != 1 or features.ndim < 2:  # noqa: PLR2004
+    if not 1 <= len(labels) <= assignment.largest_batch or features.ndim < 2:  # noqa: PLR2004 - examples and features
         raise WireError(f"labels of shape {tuple(labels.shape)} for batches of {assignment.largest_batch}")
     if len(features) != len(labels):
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
@@ -67,10 +69,28 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
         raise WireError(
             f"an example has features of shape {shape[1:]}, one of {model.example} has {expected}", reason="shape"
         )
-    classes = count_outputs(model, cut, state.tree, shape)
-    if labels.min() < 0 or labels.max() >= classes:
-        raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
+    _check_labels(model.objective, labels, outputs_for(model, cut, state.tree, shape))
     return norm
+
+
+def _label_types(objective: TrainingObjective) -> frozenset[torch.dtype]:
+    if objective.kind == "custom":
+        return frozenset({torch.uint8, torch.int64, torch.float32})
+    return frozenset({torch.uint8, torch.int64} if objective.kind in CLASS_KINDS else {torch.float32})
+
+
+def _check_labels(objective: TrainingObjective, labels: Tensor, outputs: tuple[int, ...]) -> None:
+    """Reject targets that the loss could not compare with outputs of this shape for an example."""
+    if objective.kind not in CLASS_KINDS:
+        if not torch.isfinite(labels).all():
+            raise WireError("a target is NaN or infinite", reason="not-finite")
+        if objective.kind != "custom" and math.prod(labels.shape[1:]) != math.prod(outputs):
+            raise WireError(f"targets of shape {tuple(labels.shape[1:])} for outputs of {outputs}", reason="shape")
+        return
+    if tuple(labels.shape[1:]) != outputs[1:]:
+        raise WireError(f"labels of shape {tuple(labels.shape[1:])} for outputs of {outputs}", reason="shape")
+    if labels.min() < 0 or labels.max() >= outputs[0]:
+        raise WireError(f"a label is not in 0 to {outputs[0] - 1}", reason="label")
 
 
 def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
@@ -96,7 +116,8 @@ def _read_delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Te
 
 def unpack_features(settings: FedslSettings, up: Tree) -> SmashedBatch:
     """Return a checked batch."""
-    features, labels = up["features"], up["labels"].long()
+    features, labels = up["features"], up["labels"]
+    labels = labels if labels.is_floating_point() else labels.long()
     if "keep" not in up:
         return SmashedBatch(features, labels, None)
     shape = (len(features), *up["shape"].tolist())

@@ -46,13 +46,13 @@ def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
         active, index, values = read_download(model, down)
         merged = merge(personal_model(model, state, down, assignment), values, index)
         if is_whole(active, model):
-            personal, loss = train_copies(model.layers, merged, batches, assignment.hyper)
+            personal, loss = train_copies(model, merged, batches, assignment.hyper)
         else:
             network = freeze(model.chain, merged, active, batch_shape(model, assignment))
-            loss = descend_batches(network, list(network.weights.items()), batches, assignment.hyper)
+            loss = descend_batches(network, list(network.weights.items()), batches, assignment.hyper, model.objective)
             personal = network.tree()
         require_finite(personal)
-        facts, metrics = stopping.judge(state.facts, loss, model.layers, personal, batches.validation)
+        facts, metrics = stopping.judge(state.facts, loss, model, personal, batches.validation)
         count = batches.num_examples
         return State(personal, facts), Result(extract(personal, index), float(count), count, loss, metrics=metrics)
 

@@ -64,7 +64,7 @@ def fjord(
         nested = Nested.from_download(model, down, every, every.largest_within(keep_share(assignment)))
         loss = nested.train(batches, assignment, distil=distil)
         layers, part = nested.layers[-1], nested.part(nested.widest)
-        facts, metrics = stopping.judge(state.facts, loss, layers, part, batches.validation)
+        facts, metrics = stopping.judge(state.facts, loss, replace(model, layers=layers), part, batches.validation)
         up, count = {key: leaf.detach() for key, leaf in nested.leaves.items()}, batches.num_examples
         return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from shared.algorithms.base import Batches
 from shared.algorithms.fedavg import require_finite_loss
@@ -19,6 +18,7 @@ from shared.algorithms.subnetwork.fjord_widths import Widths, is_batchnorm_stati
 from shared.algorithms.subnetwork.server_half import read_download
 from shared.errors import WireError
 from shared.models.base import Model
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Assignment
 from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import Index, first_neurons, read_chain
@@ -44,6 +44,7 @@ class Nested:
     leaves: Tree
     layers: tuple[nn.Sequential, ...]
     indices: tuple[Index, ...]
+    objective: TrainingObjective
 
     @classmethod
     def from_download(cls, model: Model, down: Tree, every: Widths, width: int) -> Nested:
@@ -66,7 +67,8 @@ class Nested:
             key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_batchnorm_statistic(key)
         }
         leaves |= {name: down[name].clone() for name in statistics}
-        return cls(every, leaves, tuple(build_narrow_network(model.chain, neurons) for neurons in active), indices)
+        layers = tuple(build_narrow_network(model.chain, neurons) for neurons in active)
+        return cls(every, leaves, layers, indices, model.objective)
 
     @property
     def widest(self) -> int:
@@ -98,10 +100,10 @@ class Nested:
             targets, widest_loss = labels, None
             if distil:
                 outputs = self(self.widest, inputs)
-                widest_loss = functional.cross_entropy(outputs, labels)
+                widest_loss = self.objective.loss(outputs, labels)
                 widest_loss.backward()
-                targets = outputs.detach().softmax(1)
-            loss = functional.cross_entropy(self(width, inputs), targets)
+                targets = self.objective.soft_targets(outputs.detach())
+            loss = self.objective.loss(self(width, inputs), targets)
             loss.backward()
             descend(weights, momenta, assignment.hyper)
             examples += len(labels)

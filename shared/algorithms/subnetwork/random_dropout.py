@@ -49,9 +49,9 @@ def train_received(
     """Device half: train the smaller network, send all of it, store nothing."""
     active, index, values = read_download(model, down)
     layers = build_smaller(model, active, values)
-    loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper, model.objective)
     trained = dict(layers.state_dict())
-    facts, metrics = stopping.judge(state.facts, loss, layers, trained, batches.validation)
+    facts, metrics = stopping.judge(state.facts, loss, replace(model, layers=layers), trained, batches.validation)
     up, count = {key: trained[key] for key in index}, batches.num_examples
     return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 

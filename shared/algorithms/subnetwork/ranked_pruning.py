@@ -74,11 +74,11 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
                 values = model.tree()
             index, marks = layout.index(active), pack(active, layout.hidden)
             values = extract(values, index)
-        layers = build_smaller(model, active, values)
-        tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), assignment.hyper)
-        trained = dict(layers.state_dict())
+        smaller = replace(model, layers=build_smaller(model, active, values))
+        tally.train(smaller, following.from_iterable(passes), assignment.hyper)
+        trained = dict(smaller.layers.state_dict())
         require_finite(trained)
-        facts, metrics = stopping.judge(state.facts, tally.mean, layers, trained, batches.validation)
+        facts, metrics = stopping.judge(state.facts, tally.mean, smaller, trained, batches.validation)
         part, count = {key: trained[key].contiguous() for key in index}, batches.num_examples
         device_state = State(part | pack(active, layout.hidden), facts)
         return device_state, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
@@ -190,7 +190,7 @@ def _choose_neurons(
             assert step is not None
             total.add_(step)
 
-    tally.train(layers, list(weights.items()), epoch, assignment.hyper, gather)
+    tally.train(model, epoch, assignment.hyper, correct=gather)
     merits = {name: merit(weights[f"{name}.weight"].detach(), total) for name, total in gradients.items()}
     return select_strongest(merits, keep_share(assignment))
 

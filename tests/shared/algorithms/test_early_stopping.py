@@ -14,6 +14,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.algorithms.fedavg import fedavg
+from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
@@ -26,9 +27,9 @@ NOTHING = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
 
 def verdicts(losses: list[float]) -> list[int]:
     """Return at which participations a device stops whose losses these are."""
-    layers, facts, found = nn.Sequential(nn.Linear(3, 2)), {}, []
+    model, facts, found = Model(nn.Sequential(nn.Linear(3, 2))), {}, []
     for place, loss in enumerate(losses):
-        facts, metrics = Stopping(is_on=True).judge(facts, loss, layers, {}, NOTHING)
+        facts, metrics = Stopping(is_on=True).judge(facts, loss, model, {}, NOTHING)
         found += [place] if metrics[STOPPED] else []
     return found
 
@@ -47,7 +48,7 @@ def test_the_loss_is_seven_parts_training_and_three_validation_in_evaluation_mod
     tree = {key: leaf.clone() for key, leaf in layers.state_dict().items()}
     inputs, labels = torch.randn(700, 3), torch.arange(700) % 2
     layers.train()
-    facts, metrics = Stopping(is_on=True).judge({"kept": 1}, 2.0, layers, tree, (inputs, labels))
+    facts, metrics = Stopping(is_on=True).judge({"kept": 1}, 2.0, Model(layers), tree, (inputs, labels))
     expected = functional.cross_entropy(layers.eval()(inputs), labels).item()
     assert metrics["validation_loss"] == pytest.approx(expected, rel=1e-5)
     assert metrics[LOSS] == pytest.approx(0.7 * 2.0 + 0.3 * expected)
@@ -56,9 +57,9 @@ def test_the_loss_is_seven_parts_training_and_three_validation_in_evaluation_mod
 
 
 def test_without_a_step_or_without_the_option_nobody_judges():
-    layers, facts = nn.Sequential(nn.Linear(3, 2)), {LOSS: 1.0}
-    assert Stopping(is_on=True).judge(facts, None, layers, {}, NOTHING) == (facts, {})
-    assert Stopping().judge(facts, 9.0, layers, {}, NOTHING) == (facts, {})
+    model, facts = Model(nn.Sequential(nn.Linear(3, 2))), {LOSS: 1.0}
+    assert Stopping(is_on=True).judge(facts, None, model, {}, NOTHING) == (facts, {})
+    assert Stopping().judge(facts, 9.0, model, {}, NOTHING) == (facts, {})
 
 
 def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():

@@ -94,7 +94,9 @@ def test_kept_momentum_goes_on_where_the_last_task_left_it(fleet, model, hyper):
         network = model()
         weights = list(network.layers.named_parameters())
         count = int(result.metrics["steps_taken"])
-        descend_batches(network.layers, weights, islice(Own(data, told), count), told.hyper, momenta=flow)
+        descend_batches(
+            network.layers, weights, islice(Own(data, told), count), told.hyper, network.objective, momenta=flow
+        )
         assert equal(result.tree, tree.subtract(network.tree(), start))
         assert equal(state.tree, flow)
     assert flow
@@ -111,7 +113,7 @@ def test_a_skipped_step_touches_nothing(fleet, model, hyper):
         plain = model()
         plain.layers.train()
         weights = list(plain.layers.named_parameters())
-        loss = descend_batches(plain.layers, weights, islice(Own(fleet["c"], told), count), told.hyper)
+        loss = descend_batches(plain.layers, weights, islice(Own(fleet["c"], told), count), told.hyper, plain.objective)
         assert equal(result.tree, tree.subtract(plain.tree(), model().tree()))
         assert result.loss == loss
         if not count:
@@ -208,7 +210,9 @@ def test_minibatches_of_an_epoch_and_of_several_are_unbiased(fleet, model, hyper
     expected = (spread * (1 / batch_size - 1 / 16), float(whole @ whole))
     hyper = msgspec.structs.replace(hyper, batch_size=batch_size, local_epochs=count)
     batches = [Own(data, Assignment(seed=seed, hyper=hyper)) for seed in range(200)]
-    found = torch.tensor([gradient_moments(layers, one, batch_size, count) for one in batches], dtype=torch.float64)
+    found = torch.tensor(
+        [gradient_moments(Model(layers), one, batch_size, count) for one in batches], dtype=torch.float64
+    )
     errors = found.std(0) / math.sqrt(len(found))
     assert torch.all((found.mean(0) - torch.tensor(expected)).abs() <= 4 * errors + 1e-6)
 

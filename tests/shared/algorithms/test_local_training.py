@@ -45,9 +45,9 @@ def test_the_tally_is_the_loss_of_one_long_training():
     hyper, tally = batches.told.hyper, Tally()
     assert tally.mean is None
     one.layers[9].p = two.layers[9].p = 0.0
-    expected = descend_batches(one.layers, list(one.layers.named_parameters()), batches, hyper)
+    expected = descend_batches(one.layers, list(one.layers.named_parameters()), batches, hyper, one.objective)
     for epoch in epochs(batches):
-        tally.train(two.layers, list(two.layers.named_parameters()), epoch, hyper)
+        tally.train(two, epoch, hyper)
     assert tally.mean == pytest.approx(expected)
     assert tally.seen == 24
     assert all(torch.equal(leaf, two.tree()[key]) for key, leaf in one.tree().items())

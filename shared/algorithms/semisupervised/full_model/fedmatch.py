@@ -230,6 +230,7 @@ def fedmatch(settings: FedmatchSettings) -> Algorithm:
     helper_cost = (2 * FORWARD + settings.helpers * FORWARD) / settings.helper_period if settings.helpers else 0.0
     check = partial(check_labelled, settings)
     return Algorithm(
+        kinds=frozenset({"classification"}),
         init=partial(init, settings),
         assign=partial(assign, settings),
         broadcast=partial(broadcast, settings),

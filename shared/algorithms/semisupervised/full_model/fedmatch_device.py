@@ -29,7 +29,7 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
 )
 from shared.algorithms.semisupervised.full_model.network_steps import (
     Descent,
-    Objective,
+    StepLoss,
     require_examples,
     unlabelled_views,
 )
@@ -134,7 +134,7 @@ class LocalPsi:
         leaves = {**theta, **{name: leaf.clone() for name, leaf in self.statistics.items()}}
         return run_part(self.model, self.model.layers, leaves, inputs, train=False)
 
-    def objective(self, inputs: Tensor, strong: Tensor) -> Objective:
+    def objective(self, inputs: Tensor, strong: Tensor) -> StepLoss:
         """Return the objective of a batch divided by lambda_s, and the number of confident examples.
 
         Args:
@@ -163,7 +163,7 @@ class LocalPsi:
         values = {name: term.item() / settings.supervised_weight for name, term in terms.items()}
         nothing = dict.fromkeys((CONSISTENCY, AGREEMENT), 0.0)  # of a batch without confident examples
         loss = reduce(add, terms.values()) / settings.supervised_weight
-        return Objective(loss, len(inputs), nothing | values, len(places))
+        return StepLoss(loss, len(inputs), nothing | values, len(places))
 
     def changes(self) -> Tree:
         """Return the tensors of the update: changes of psi's entries, and of running statistics."""

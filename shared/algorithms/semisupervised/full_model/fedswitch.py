@@ -113,6 +113,7 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
         ValueError: An option is out of range.
     """
     return Algorithm(
+        kinds=frozenset({"classification"}),
         init=init,
         assign=partial(assign, settings),
         broadcast=partial(broadcast, settings),

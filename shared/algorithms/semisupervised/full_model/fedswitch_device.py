@@ -18,7 +18,7 @@ from shared.algorithms.local_training import epochs
 from shared.algorithms.semisupervised.full_model.network_steps import (
     Descent,
     Leaves,
-    Objective,
+    StepLoss,
     require_examples,
     unlabelled_views,
 )
@@ -103,7 +103,7 @@ class Adaptation:
     student: Leaves
     teacher: Tree
 
-    def objective(self, weak: Tensor, strong: Tensor) -> Objective:
+    def objective(self, weak: Tensor, strong: Tensor) -> StepLoss:
         """Return the mean loss of a batch, zero for examples without a confident label.
 
         Args:
@@ -115,7 +115,7 @@ class Adaptation:
             outputs = run_part(model, layers, self.teacher or self.student.all, weak, train=False)
         pseudo = PseudoLabels.of(outputs, self.settings.threshold)
         losses = consistency(run_part(model, layers, self.student.all, strong, train=True), pseudo)
-        return Objective(losses.mean(), len(losses), sure=int(pseudo.confident.sum()))
+        return StepLoss(losses.mean(), len(losses), sure=int(pseudo.confident.sum()))
 
     def adapt(self) -> None:
         """Move the teacher towards the student, if there is a teacher."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.algorithms.base import Batch, Cohort
-from shared.algorithms.semisupervised.full_model.network_steps import Descent, Objective
+from shared.algorithms.semisupervised.full_model.network_steps import Descent, StepLoss
 from shared.algorithms.semisupervised.round_terms import SUPERVISED, begin_terms
 from shared.algorithms.semisupervised.semisfl_server import labelled_batches, require_classes
 from shared.algorithms.semisupervised.settings import SteppedSettings
@@ -60,7 +60,7 @@ def supervise(
     Raises:
         ConfigError: Training diverges.
     """
-    objectives = (Objective(functional.cross_entropy(network(view), labels), len(labels)) for view, labels in views)
+    objectives = (StepLoss(functional.cross_entropy(network(view), labels), len(labels)) for view, labels in views)
     summary = descent.take(objectives, require=_require_finite, after=after)
     means = {} if summary.loss is None else {SUPERVISED: summary.loss}
     return begin_terms(facts, summary.steps, means)

@@ -62,7 +62,7 @@ class Leaves:
 
 
 @dataclass(frozen=True)
-class Objective:
+class StepLoss:
     """Loss of a step.
 
     Attributes:
@@ -116,7 +116,7 @@ class Descent:
 
     def take(
         self,
-        objectives: Iterable[Objective],
+        objectives: Iterable[StepLoss],
         *,
         require: Callable[[float, int], float] = require_finite_loss,
         after: Callable[[], None] = _do_nothing,

@@ -143,6 +143,7 @@ def semifl(settings: SemiflSettings) -> Algorithm:
     """
     share = 2 + FORWARD / settings.epochs  # two batches per step, and one pass over all examples for labels
     return Algorithm(
+        kinds=frozenset({"classification"}),
         init=init,
         assign=partial(assign, settings, epochs=settings.epochs),
         broadcast=broadcast,

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from shared.algorithms.base import Batches, Outcome, Result
 from shared.algorithms.fedavg import REMEDY
-from shared.algorithms.semisupervised.full_model.network_steps import Objective, StepSummary, require_examples
+from shared.algorithms.semisupervised.full_model.network_steps import StepLoss, StepSummary, require_examples
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.data.views.pair import make_views
 from shared.errors import Diverged
@@ -64,13 +64,13 @@ class MixedBatch:
     others: Tensor
     share: float
 
-    def objective(self, network: Callable[[Tensor], Tensor]) -> Objective:
+    def objective(self, network: Callable[[Tensor], Tensor]) -> StepLoss:
         """Return the loss of fix and mix together."""
         fixed = functional.cross_entropy(network(self.strong), self.labels)
         outputs = network(self.mixed)
         mixed_loss = functional.cross_entropy(outputs, self.labels)
         loss = fixed + self.share * mixed_loss + (1 - self.share) * functional.cross_entropy(outputs, self.others)
-        return Objective(loss, len(self.labels), {FIX: fixed.item(), MIX: loss.item() - fixed.item()})
+        return StepLoss(loss, len(self.labels), {FIX: fixed.item(), MIX: loss.item() - fixed.item()})
 
 
 def mix_inputs(weak: Tensor, other: Tensor, share: float) -> Tensor:

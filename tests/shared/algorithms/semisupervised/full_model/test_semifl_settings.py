@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.algorithms.semisupervised.full_model.network_steps import Objective
+from shared.algorithms.semisupervised.full_model.network_steps import StepLoss
 from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.protocol.messages import Hyper
@@ -68,7 +68,7 @@ def test_a_step_is_torchs_after_clipping(nesterov):
     for leaf in (*[one for _, one in ours], *leaves):
         leaf.grad = None
     factors = (1.0, 0.1, 3.0)
-    objectives = (Objective(factor * sum(leaf.square().sum() for _, leaf in ours), 4) for factor in factors)
+    objectives = (StepLoss(factor * sum(leaf.square().sum() for _, leaf in ours), 4) for factor in factors)
     assert descent.take(objectives).steps == 3
     for factor in factors:
         (factor * sum(leaf.square().sum() for leaf in leaves)).backward()
