@@ -22,9 +22,12 @@ from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
 from shared.data.spec import require_source
 from shared.errors import ConfigError
-from shared.models.build import build_blank
+from shared.models import MODELS
+from shared.models.base import Model
+from shared.models.build import build_blank, require_fixed_constants
 from shared.objectives.training import build_training_objective
 from shared.registry import build
+from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +116,8 @@ def _check_choices(plan: Plan, path: Path) -> None:
         model = build_blank(plan.model)
         if plan.optimizer:
             convert_options(plan.optimizer)
-        state = algorithm.init(model, plan.seed)  # refuses a cut outside the model
+        require_fixed_constants(plan.model)
+        state = _begin(plan, algorithm, model)
         if algorithm.check_hyper:
             algorithm.check_hyper(plan.hyper)
     except ConfigError as error:
@@ -158,6 +162,36 @@ def _check_objective(plan: Plan, algorithm: Algorithm, path: Path) -> None:
             f"{path}: task.kind: algorithm {plan.algorithm.name!r} trains {' and '.join(sorted(algorithm.kinds))} "
             f"only, not {objective.kind!r}; choose one of {', '.join(able)}"
         )
+
+
+def _begin(plan: Plan, algorithm: Algorithm, model: Model) -> State:
+    """Return the method's initial state.
+
+    Raises:
+        ConfigError: The method cannot train the network, or not cut it there; the message names methods that can.
+    """
+    try:
+        return algorithm.init(model, plan.seed)
+    except ConfigError as error:
+        if plan.model.name in MODELS:
+            raise
+        able = [name for name, builder in ALGORITHMS.items() if _can_begin(plan, builder(), model)]
+        more = ", …" if len(able) > MOST_NAMED else ""
+        raise ConfigError(
+            f"algorithm {plan.algorithm.name!r}: {error}; methods that train this network: "
+            f"{', '.join(able[:MOST_NAMED])}{more}"
+        ) from error
+
+
+def _can_begin(plan: Plan, algorithm: Algorithm, model: Model) -> bool:
+    """Check whether a method with its default options can train a network."""
+    if (algorithm.server is None) != (not plan.server_data):
+        return False
+    try:
+        algorithm.init(model, plan.seed)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:

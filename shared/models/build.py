@@ -16,6 +16,7 @@ from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.initial_weights import fill
+from shared.models.misfit import dtype_name
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.placement import generator_states, generators, set_generator_states
@@ -190,11 +191,11 @@ def _faults(layers: nn.Module) -> Iterator[str]:
     """Yield the parts of a user's network that cannot travel or be averaged, each with a remedy."""
     parameters = [(name, leaf, True) for name, leaf in layers.named_parameters()]
     for name, leaf, is_parameter in (*parameters, *((name, leaf, False) for name, leaf in layers.named_buffers())):
-        kind, dtype = "parameter" if is_parameter else "buffer", _type_name(leaf.dtype)
+        kind, dtype = "parameter" if is_parameter else "buffer", dtype_name(leaf.dtype)
         if is_lazy(leaf):
             yield f"{kind} {name} is of a lazy layer: name the layer's size, as nn.Linear(inputs, outputs) does"
         elif leaf.dtype not in (PARAMETERS if is_parameter else BUFFERS):
-            remedy = "it float32: .float()" if is_parameter else f"it one of {', '.join(map(_type_name, BUFFERS))}"
+            remedy = "it float32: .float()" if is_parameter else f"it one of {', '.join(map(dtype_name, BUFFERS))}"
             yield f"{kind} {name} is {dtype}: make {remedy}"
     values: Mapping[str, object] = layers.state_dict()
     for name, value in values.items():
@@ -202,7 +203,3 @@ def _faults(layers: nn.Module) -> Iterator[str]:
             yield f"{name} in the state dict is a {type(value).__name__}: store it in a buffer"
         elif "/" in name or " " in name:
             yield f"{name!r} in the state dict has a slash or a space: give it another name"
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, build_initial
+from shared.models.misfit import describe_misfit
 from shared.protocol.messages import Spec
 from shared.registry import FAULTS
 from shared.tensors.placement import CPU
@@ -130,7 +131,7 @@ def _trace_shapes(layers: nn.Sequential, example: tuple[int, ...]) -> tuple[list
             try:
                 outputs = layer(outputs)
             except FAULTS as error:
-                problem = str(error).partition("\n")[0]
+                problem = describe_misfit(layers, partial(layers, torch.empty((1, *example), device="meta")), error)
                 raise ConfigError(f"model: it does not take examples of shape {example} ({problem})") from error
             shapes.append(tuple(outputs.shape[1:]))
             macs.append(counter.get_total_flops() // 2)
@@ -208,7 +209,7 @@ def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, tra
         try:
             outputs = network(inputs)
         except FAULTS as error:
-            problem = str(error).partition("\n")[0]
+            problem = describe_misfit(network, partial(network, inputs), error)
             raise ConfigError(
                 f"model: it does not take examples of shape {shape[1:]} ({problem}); correct its options"
             ) from error

@@ -14,17 +14,25 @@ from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.models.chain import LayerChain
 from shared.models.leaves import call_with
+<<<<<<< HEAD
 from shared.objectives.fit import require_fit
 from shared.objectives.metric_sums import MetricSums
 from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASSIFICATION_SPEC
+=======
+from shared.models.misfit import describe_misfit, dtype_name
+from shared.protocol.messages import Spec
+from shared.registry import FAULTS
+>>>>>>> 44cb896b (models: name the layer that does not fit, and methods that train a network)
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MAX_CLASSES = 100
 """Maximum number of classes for accuracies by class."""
 
+MATRIX = 2
+"""Axes of a batch of outputs."""
 BATCH_SIZE, BATCH_BYTES = 512, 64 << 20
 """Maximum examples of a batch, and maximum bytes of a layer's inputs and outputs, or the size of the parameters if that
 is larger."""
@@ -113,6 +121,7 @@ def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "m
         ConfigError: The network does not accept their shape.
     """
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
+<<<<<<< HEAD
     try:
         with training_mode(network, train=False):
             outputs: Tensor = call_with(network, tree, inputs[:1].to(leaf.device))
@@ -122,6 +131,22 @@ def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "m
         raise ConfigError(
             f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
         ) from error
+=======
+    example = inputs[:1].to(leaf.device)
+    with training_mode(network, train=False):
+        try:
+            outputs: object = call_with(network, tree, example)
+        except FAULTS as error:
+            shape = f"{dtype_name(inputs.dtype)} {tuple(inputs.shape[1:])}"
+            problem = describe_misfit(network, lambda: call_with(network, tree, example), error)
+            raise ConfigError(
+                f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
+            ) from error
+    if not isinstance(outputs, Tensor) or outputs.ndim < MATRIX:
+        kind = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"type {type(outputs).__name__}"
+        raise ConfigError(f"{place}: its outputs are of {kind}, not of shape (N, outputs); correct its forward")
+    return outputs.shape[1]
+>>>>>>> 44cb896b (models: name the layer that does not fit, and methods that train a network)
 
 
 def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:

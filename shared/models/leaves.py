@@ -32,13 +32,16 @@ def load_leaves(network: nn.Module, leaves: Mapping[str, Tensor]) -> None:
 def call_with(network: nn.Module, leaves: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """Return a network's outputs with other parameters and buffers in place of its own, which stay.
 
-    torch's `functional_call` alone does not restore a tied parameter of a module that has two names.
+    torch's `functional_call` alone does not restore a tied parameter of a module that has two names, and leaves buffers
+    that are not in the state dict on the network's device.
 
     Args:
         leaves: By the names of `read_leaves`; the network's own where one is missing.
         inputs: Of shape (N, ...).
     """
-    tied = tied_names(network)
+    constants = [(name, leaf) for name, leaf in network.named_buffers() if leaf.device != inputs.device]
+    moved = {name: leaf.to(inputs.device) for name, leaf in constants if not leaf.is_meta}
+    leaves, tied = {**moved, **leaves}, tied_names(network)
     slots = {name for prefix, module in network.named_modules() for name in _own_names(prefix, module)}
     every = {**leaves, **{name: leaves[first] for name, first in tied.items() if first in leaves and name in slots}}
     outputs: Tensor = (
