@@ -14,25 +14,19 @@ from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.models.chain import LayerChain
 from shared.models.leaves import call_with
-<<<<<<< HEAD
+from shared.models.misfit import describe_misfit, dtype_name
 from shared.objectives.fit import require_fit
 from shared.objectives.metric_sums import MetricSums
 from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASSIFICATION_SPEC
-=======
-from shared.models.misfit import describe_misfit, dtype_name
-from shared.protocol.messages import Spec
 from shared.registry import FAULTS
->>>>>>> 44cb896b (models: name the layer that does not fit, and methods that train a network)
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MAX_CLASSES = 100
 """Maximum number of classes for accuracies by class."""
 
-MATRIX = 2
-"""Axes of a batch of outputs."""
 BATCH_SIZE, BATCH_BYTES = 512, 64 << 20
 """Maximum examples of a batch, and maximum bytes of a layer's inputs and outputs, or the size of the parameters if that
 is larger."""
@@ -121,17 +115,6 @@ def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "m
         ConfigError: The network does not accept their shape.
     """
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
-<<<<<<< HEAD
-    try:
-        with training_mode(network, train=False):
-            outputs: Tensor = call_with(network, tree, inputs[:1].to(leaf.device))
-            return outputs.shape[1:]
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        shape, problem = tuple(inputs.shape[1:]), str(error).partition("\n")[0]
-        raise ConfigError(
-            f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
-        ) from error
-=======
     example = inputs[:1].to(leaf.device)
     with training_mode(network, train=False):
         try:
@@ -142,11 +125,15 @@ def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "m
             raise ConfigError(
                 f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
             ) from error
-    if not isinstance(outputs, Tensor) or outputs.ndim < MATRIX:
-        kind = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"type {type(outputs).__name__}"
-        raise ConfigError(f"{place}: its outputs are of {kind}, not of shape (N, outputs); correct its forward")
-    return outputs.shape[1]
->>>>>>> 44cb896b (models: name the layer that does not fit, and methods that train a network)
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"{place}: its forward returns a {type(outputs).__name__}, not one tensor of shape (N, ...); correct it"
+        )
+    if not outputs.ndim or len(outputs) != 1:
+        raise ConfigError(
+            f"{place}: its outputs for 1 example are of shape {tuple(outputs.shape)}, not (1, ...); correct its forward"
+        )
+    return outputs.shape[1:]
 
 
 def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError
-from shared.models.evaluate import count_outputs
+from shared.models.evaluate import output_shape
 
 
 class Words(nn.Module):
@@ -51,13 +51,13 @@ NESTED = nn.Sequential(nn.Flatten(), nn.Sequential(nn.ReLU(), nn.Linear(64, 2)))
             "gets float32 (N x 6 x 5), and expects (N x steps x 4)",
         ),
         (Words(), (6,), "layer table, Embedding, gets float32 (N x 6), and expects whole numbers from 0 to 8"),
-        (Pair(), (4,), "its outputs are of type tuple"),
-        (nn.Flatten(0), (4,), "its outputs are of shape (4,)"),
+        (Pair(), (4,), "its forward returns a tuple"),
+        (nn.Flatten(0), (4,), "its outputs for 1 example are of shape (4,)"),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_both_shapes_are_named_with_the_layer(network, example, words, device):
     with pytest.raises(ConfigError) as refused:
-        count_outputs(copy.deepcopy(network).to(device), {}, torch.zeros(2, *example))
+        output_shape(copy.deepcopy(network).to(device), {}, torch.zeros(2, *example))
     assert words in str(refused.value)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
