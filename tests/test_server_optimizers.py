@@ -12,7 +12,7 @@ import torch
 
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Evaluated, UpdateAccepted, closed_rounds
-from edge_server.journal.runs import Run
+from edge_server.journal.runs import StoredRun
 from edge_server.plan.plan import Plan
 from edge_server.release.run_model import read_model
 from edge_server.replay.run import replay_plan, replay_sites
@@ -123,7 +123,7 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, name, tmp_path):
     require_equal(live.tree, again.tree)
     assert figures(records) == figures(others)
     assert len(network_of(live)) < len(live.tree)
-    run = Run(tmp_path / RUN, records)
+    run = StoredRun(tmp_path / RUN, records)
     require_equal(load_trained_network(run)[1], network_of(live))
     require_equal(read_model(run, plan.rounds).tree, network_of(live))
 

@@ -54,7 +54,7 @@ def test_a_task_names_it_and_the_trainer_imports_it_if_it_may(tmp_path: Path, ma
             host.do(host.train(make_task(round=1, model=Spec(name="boardnets:net"))))
             pid = host.pid
             for number, model in enumerate((Spec(name="boardnets:other"), shell), 2):
-                with pytest.raises(TaskFailed, match=naming(repr(model.name), "models")):
+                with pytest.raises(TaskFailed, match=naming(repr(model.name), "plugins")):
                     host.do(host.train(make_task(round=number, model=model)))
             assert host.pid == pid
             assert host.rounds == [1]
