@@ -75,7 +75,7 @@ def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_
             pid = host.pid
             with pytest.raises(TaskFailed, match="KeyError: 'no such layer'"):
                 host.do(host.train(make_task(round=2, model=Spec(name="badnets:raising"))))
-            with pytest.raises(TaskFailed, match=r"AttributeError: .*no_such_thing"):
+            with pytest.raises(TaskFailed, match="no_such_thing"):
                 host.do(host.train(make_task(round=3, model=Spec(name="badnets:moody"))))
             assert host.pid == pid
         finally:
