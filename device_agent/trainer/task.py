@@ -109,10 +109,16 @@ class TrainingTask:
 
     @cached_property
     def model(self) -> Model:
-        """The network; without storage if the training is split, since only the part below the cut is allocated."""
+        """The network; without storage if the training is split, since only the part below the cut is allocated.
+
+        If its builder declares no input shape, it is that of the device's examples.
+        """
         workspace = self.workspace
         built = (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
-        return replace(built, objective=self.objective)
+        example = built.example
+        if not example and self.job.task.train:
+            example = tuple(workspace.data(self.data)[0].inputs.shape[1:])
+        return replace(built, objective=self.objective, example=example)
 
     @cached_property
     def objective(self) -> TrainingObjective:

@@ -125,10 +125,12 @@ class Workload:
         """Return a step's share of a full training step, as the task's algorithm computes only part of the network."""
         task, assignment = job.task, job.task.assignment
         settings = assignment.hyper.batch_size, assignment.hyper.local_epochs, assignment.values
-        key = msgspec.msgpack.encode((task.algorithm, task.model, settings))
+        model = self._model(task.model)
+        example = model.example or tuple(self.cache.example(job.data).shape)
+        key = msgspec.msgpack.encode((task.algorithm, task.model, settings, example))
         if key not in self._shares:
             step_share = build(ALGORITHMS, task.algorithm, "algorithm").resources.step_share
-            self._shares[key] = step_share(build_blank(task.model), assignment) if step_share else 1.0
+            self._shares[key] = step_share(replace(model, example=example), assignment) if step_share else 1.0
         return self._shares[key]
 
     def _model(self, spec: Spec) -> Model:

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from shared.errors import ConfigError
 from shared.models.chain import Arguments, ChainLink, LayerChain, Operation, Value, parts_of
 from shared.models.functional_layers import DROPOUTS, layer_of
+from shared.models.leaves import tied_names
 from shared.registry import FAULTS
 
 _PURE = {getattr, operator.getitem}
@@ -55,7 +56,7 @@ def trace_chain(network: nn.Module) -> LayerChain:
     kind = type(network).__name__
     if _is_layer(network):
         raise ConfigError(f"model: it is a single layer, {kind}, and no chain of layers")
-    links = _divide(network, "")
+    links = _tied_leaf(network) or _divide(network, "")
     if isinstance(links, str):
         raise ConfigError(f"model: {kind} is not a chain of layers: {links}")
     if problem := _shared_leaf(network, links) or _unused_weight(network, links):
@@ -376,12 +377,14 @@ class _Part:
         return fx.map_arg(arguments, lambda node: Value(self.numbers[node]))  # type: ignore[arg-type,return-value]
 
 
+def _tied_leaf(network: nn.Module) -> str:
+    """Describe the first parameter or buffer with two names; empty without any."""
+    return "; ".join(f"{name} is tied to {first}" for name, first in [*tied_names(network).items()][:1])
+
+
 def _shared_leaf(network: nn.Module, links: Sequence[ChainLink]) -> str:
-    """Describe the first parameter or buffer that two layers use, or that has two names; empty without any."""
-    names, users = dict[int, str](), dict[int, ChainLink]()
-    for name, leaf in _named_leaves(network):
-        if (other := names.setdefault(id(leaf), name)) != name:
-            return f"{name} is tied to {other}"
+    """Describe the first parameter or buffer that two layers use; empty without any."""
+    names, users = {id(leaf): name for name, leaf in _named_leaves(network)}, dict[int, ChainLink]()
     for link in links:
         read = [leaf for part in link.modules.values() for _, leaf in _named_leaves(part)]
         for leaf in (*read, *(operator.attrgetter(name)(network) for name in link.leaves)):

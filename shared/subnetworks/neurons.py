@@ -9,7 +9,7 @@ Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 3. https://arxiv.org/abs/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -89,8 +89,9 @@ def read_chain(layers: nn.Sequential) -> Chain:
     Raises:
         ConfigError: It is not a plain chain, or has a layer of an unsupported type.
     """
-    require_straight(layers)
     ordered = named_layers(layers)
+    _require_known(ordered)
+    require_straight(layers)
     weighty = [name for name, layer in ordered if type(layer) in _WEIGHTED]
     if not weighty:
         raise ConfigError("model: no layer has weights; choose one with convolutions or linear layers")
@@ -98,7 +99,7 @@ def read_chain(layers: nn.Sequential) -> Chain:
     leaves: dict[str, Leaf] = {}
     below = ""
     for name, layer in ordered:
-        if isinstance(layer, _WEIGHTED) and type(layer) in _WEIGHTED and getattr(layer, "groups", 1) == 1:
+        if isinstance(layer, _WEIGHTED):
             rows = name if name != weighty[-1] else ""
             block = layer.weight.shape[1] // hidden[below] if below else 1
             leaves[f"{name}.weight"] = Leaf(rows, below, block)
@@ -110,12 +111,16 @@ def read_chain(layers: nn.Sequential) -> Chain:
         elif type(layer) in _NORMS:
             tensors = [key for key, leaf in layer.state_dict().items() if leaf.ndim]
             leaves |= {f"{name}.{key}": Leaf(below) for key in tensors}
-        elif type(layer) not in _WITHOUT_WEIGHTS:
+    return Chain(hidden, leaves)
+
+
+def _require_known(layers: Sequence[tuple[str, nn.Module]]) -> None:
+    for name, layer in layers:
+        if type(layer) not in {*_WEIGHTED, *_NORMS, *_WITHOUT_WEIGHTS} or getattr(layer, "groups", 1) != 1:
             raise ConfigError(
                 f"model: layer {name} is a {type(layer).__name__}, whose neurons cannot be left out; "
                 "choose a chain of convolutions, linear layers, BatchNorm, pooling and activations"
             )
-    return Chain(hidden, leaves)
 
 
 def block_columns(neurons: Tensor, block: int) -> Tensor:
