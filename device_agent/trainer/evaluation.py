@@ -21,7 +21,8 @@ from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.held_out_score import NOT_EVALUATED, HeldOutScore, build_score
 from device_agent.trainer.interface import Job
-from shared.data.classes import with_classes
+from shared.data.assigned import with_assignment
+from shared.data.fingerprint import Fingerprint, fingerprint
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, Superseded, WireError
@@ -77,7 +78,7 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
     task, score = job.task, NOT_EVALUATED
     with monitor.measure_block() as usage:
         if job.data.is_labelled:
-            inputs, labels = held_out(with_classes(job.data, task.assignment.classes))
+            inputs, labels = held_out(with_assignment(job.data, task.assignment))
             if len(labels):
                 score = _evaluate(job, inputs, labels, monitor)
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0)
@@ -95,14 +96,18 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
         outbox.write(Path(job.draft), update)
 
 
-@lru_cache(maxsize=1)
 def read_examples(data: Data) -> HeldOut:
-    """Return a device's held-out examples, cached since they are few.
+    """Return a device's held-out examples, cached since they are few, until growing files change.
 
     Raises:
         ConfigError: The examples cannot be used.
     """
-    held_out = read_held_out(data)
+    return _read_examples(msgspec.msgpack.encode(data), fingerprint(data))
+
+
+@lru_cache(maxsize=1)
+def _read_examples(encoded: bytes, _: Fingerprint | None) -> HeldOut:
+    held_out = read_held_out(msgspec.msgpack.decode(encoded, type=Data))
     return held_out.inputs, held_out.labels
 
 

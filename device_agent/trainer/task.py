@@ -41,7 +41,8 @@ from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
 from shared.algorithms.personal_model import require_finite
 from shared.codecs import CODECS
 from shared.codecs.base import Memory, decode_bounded
-from shared.data.classes import with_classes
+from shared.data.assigned import with_assignment
+from shared.data.moments import sum_moments
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models import MODELS
@@ -151,7 +152,7 @@ class TrainingTask:
             )
             self.workspace.warn_once(Path(self.job.state).parent, unread)
             data = data.drop_labels()
-        return with_classes(data, self.job.task.assignment.classes)
+        return with_assignment(data, self.job.task.assignment)
 
     @cached_property
     def evaluation_data(self) -> Data | None:
@@ -163,7 +164,7 @@ class TrainingTask:
         job, data = self.job, self.job.data
         if not job.task.evaluate or not data.is_labelled or (job.task.train and not self.algorithm.reads_labels):
             return None
-        return with_classes(data, job.task.assignment.classes)
+        return with_assignment(data, job.task.assignment)
 
     def held_out_arrays(self, data: Data) -> HeldOut:
         """Return the held-out examples as NumPy views of the workspace's tensors."""
@@ -174,6 +175,13 @@ class TrainingTask:
         """Return the algorithm's state, on the computing device, and the codec's memory; raises as `device_state`."""
         state, memory = device_state.read(Path(self.job.state))
         return state_to_device(state, self.workspace.device), memory
+
+    def add_input_sums(self, score: HeldOutScore) -> HeldOutScore:
+        """Return a score with the sums of the inputs to train on, if the task asks for them."""
+        if not self.job.task.assignment.sums_inputs:
+            return score
+        train, _, _ = self.workspace.data(self.data)
+        return replace(score, sums={**score.sums, **sum_moments(train.inputs.numpy())})
 
     @property
     def trained_on(self) -> str:
@@ -274,8 +282,11 @@ def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result 
         monitor = TaskMonitor(task.measure_block, task.is_superseded, torch.get_num_threads())
         evaluate_by_graph(task.job, task.held_out_arrays, monitor)
         return
-    if not task.algorithm.split or _only_evaluates(task.job.task):
-        if task.job.task.assignment.measures_statistics:
+    assignment = task.job.task.assignment
+    if not task.algorithm.split or assignment.sums_inputs or _only_evaluates(task.job.task):
+        if assignment.sums_inputs and not task.job.task.measure_s:
+            _perform_sums(task)
+        elif assignment.measures_statistics:
             _perform_measurement(task)
         else:
             _perform_alone(task, trained)
@@ -315,6 +326,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     if job.task.measure_s:
         with seed_torch(job.task.assignment.seed):
             step = _time_steps(task, start)
+        held_out = task.add_input_sums(held_out)
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
     write_update(job, result, transfer, held_out, cost, step, trained_on=task.trained_on)
 
@@ -331,6 +343,14 @@ def _use_personal_model(task: TrainingTask, personal: Personal, state: State | N
     if job.keeps_own and (job.task.train or current.tree):  # there is none before the first training
         write_personal_model(job, used)
     return _evaluate(task, used)
+
+
+def _perform_sums(task: TrainingTask) -> None:
+    """Sum the inputs of the examples to train on, and send only these sums."""
+    with task.measure() as usage:
+        sums = task.add_input_sums(NOT_EVALUATED)
+    cost = msgspec.structs.replace(usage.add_to(task.job.cost), bytes_up=0)
+    write_update(task.job, None, None, sums, cost, trained_on=task.trained_on)
 
 
 def _perform_measurement(task: TrainingTask) -> None:

@@ -17,6 +17,7 @@ from device_agent.exchange.state_files import remember_notice
 from device_agent.trainer.threads import ThreadTuner
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
+from shared.data.fingerprint import Fingerprint, fingerprint
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded
@@ -51,7 +52,7 @@ class Workspace:
     read: Callable[[Data], Examples] = load
     device: torch.device = CPU
     threads: ThreadTuner | None = None
-    examples: dict[bytes, Parts] = field(default_factory=dict)
+    examples: dict[tuple[bytes, Fingerprint | None], Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
@@ -60,12 +61,12 @@ class Workspace:
     noted: set[str] = field(default_factory=set)
 
     def data(self, spec: Data) -> Parts:
-        """Return the device's examples for training, evaluation and validation, cached.
+        """Return the device's examples for training, evaluation and validation; cached until growing files change.
 
         Raises:
             ConfigError: The examples cannot be used, or their path no longer exists.
         """
-        key = msgspec.msgpack.encode(spec)
+        key = msgspec.msgpack.encode(spec), fingerprint(spec)
         if spec.path and not Path(spec.path).exists():
             self.examples.clear()
             raise ConfigError(f"{spec.path} does not exist; restore the examples or correct data.path")
@@ -73,6 +74,7 @@ class Workspace:
             remaining, evaluation = split_holdout(self.read(spec), spec.holdout, seed=0)
             train, validation = split_holdout(remaining, spec.validation, seed=1)
             self.examples = {key: (train, evaluation, validation)}
+            self.fitting.clear()
         return self.examples[key]
 
     def warn_once(self, states: Path, what: str) -> None:

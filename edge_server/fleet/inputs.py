@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from shared.errors import ConfigError
 from shared.protocol.inputs import Inputs, differences
@@ -18,15 +20,18 @@ class RunInputs:
         inputs: The known part of it.
         origin: Source of the inputs, as the start of a sentence for people.
         is_recorded: Whether a resumed run finds them without asking the devices.
+        is_measured: Whether mean and deviation were measured over all devices, whose own files set none.
     """
 
     inputs: Inputs
     origin: str
     is_recorded: bool = True
+    is_measured: bool = False
 
     def explain_mismatch(self, device: str, inputs: Inputs | None) -> str:
         """Return why a device takes no part, with both preparations; empty if it may."""
-        mismatches = list(differences(inputs, self.inputs)) if inputs else []
+        expected = msgspec.structs.replace(self.inputs, mean=(), std=()) if self.is_measured else self.inputs
+        mismatches = list(differences(inputs, expected)) if inputs else []
         if not mismatches:
             return ""
         device_inputs, run_inputs = ("; ".join(part) for part in zip(*mismatches, strict=True))
@@ -60,5 +65,6 @@ def agree_on_inputs(
         if refusal := agreed.explain_mismatch(device, inputs):
             raise ConfigError(refusal.replace(" takes no part", ": the run does not begin", 1))
         if (filled := agreed.inputs.fill_unknown(inputs)) != agreed.inputs:
-            agreed = RunInputs(filled, f"the plan and device {device} have", is_recorded=False)
+            origin = f"the plan and device {device} have"
+            agreed = replace(agreed, inputs=filled, origin=origin, is_recorded=False)
     return agreed

@@ -18,7 +18,7 @@ from edge_server.fleet.state import Fleet
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import CohortPlan, Plan
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import Status
+from shared.protocol.messages import Assignment, Status
 from shared.transport.presence import SERVES
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,13 @@ class Membership:
         """Return the class names that a device's task must carry; empty if it reported them, or none are known."""
         status = fleet.statuses.get(device)
         return self.classes.names_for(status.classes if status else None) if self.classes else []
+
+    def complete(self, fleet: Fleet, device: str, assignment: Assignment) -> Assignment:
+        """Return a task's assignment with the run's class names, and the inputs' mean and deviation if measured."""
+        classes, inputs = self.names_for(fleet, device), self.inputs
+        if inputs is None or not inputs.is_measured:
+            return msgspec.structs.replace(assignment, classes=classes)
+        return msgspec.structs.replace(assignment, classes=classes, mean=inputs.inputs.mean, std=inputs.inputs.std)
 
     def unrecorded_classes(self) -> tuple[str, ...] | msgspec.UnsetType:
         """Return, once, the class names that devices agreed on, to record them for a resumed run."""

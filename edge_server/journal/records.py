@@ -142,11 +142,13 @@ class Measured(Record, frozen=True, kw_only=True):
     Attributes:
         by_device: Cost of one local iteration by device.
         metrics: Further measurements of the algorithm, such as gradient variance.
+        inputs: Mean and deviation of the inputs over all devices, if the plan asks for them.
     """
 
     by_device: dict[str, StepCost]
     metrics: dict[str, dict[str, float]] = {}
     failed: dict[str, str] = {}
+    inputs: Inputs | msgspec.UnsetType = msgspec.UNSET
 
 
 class RoundOpened(Record, frozen=True, kw_only=True):

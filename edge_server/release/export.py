@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -103,6 +104,9 @@ def _write_onnx(run_model: RunModel, probes: tuple[Tensor, Tensor], out: Path) -
 def _write_safetensors(run_model: RunModel, out: Path) -> None:
     source = run_model.source
     metadata: dict[str, Scalar] = {"run": source.run, "round": source.round, "model": run_model.plan.model.name}
+    for name in ("mean", "std"):
+        if numbers := getattr(run_model.preprocessing, name):
+            metadata[name] = json.dumps(numbers)
     file.save(out, State(run_model.tree), about=metadata)
 
 

@@ -31,6 +31,7 @@ from edge_server.release.graph import (
     trace_graph,
 )
 from edge_server.release.run_model import RunModel
+from shared.data.assigned import with_moments
 from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import build_zeroed
@@ -87,7 +88,8 @@ def load_server_examples(run_model: RunModel) -> ServerExamples:
     """
     if not run_model.plan.data:
         raise ConfigError(f"{run_model.what}: --int8 and --float16 are measured on [data], which its plan lacks")
-    examples = load(test_data(run_model.plan))
+    prepared = run_model.preprocessing
+    examples = load(with_moments(test_data(run_model.plan), prepared.mean or (), prepared.std or ()))
     if len(examples) < MIN_EXAMPLES:
         raise ConfigError(f"{run_model.what}: {len(examples)} test examples; at least {MIN_EXAMPLES} are needed")
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))

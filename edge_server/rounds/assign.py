@@ -27,6 +27,7 @@ from edge_server.journal.disk import retry_write
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
 from edge_server.rounds.evaluation.running_statistics import request_merging, request_statistics
+from edge_server.rounds.input_statistics import is_federated
 from edge_server.rounds.neighbours import Neighbours
 from shared.algorithms.base import Algorithm, Cohort
 from shared.errors import ConfigError, Infeasible
@@ -78,6 +79,13 @@ def updates_needed(tasks: int, *, size: int, quorum: float) -> int:
 def evaluates_all_devices(plan: Plan, algorithm: Algorithm) -> bool:
     """Return true if every online device evaluates, not only a cohort."""
     return bool(plan.evaluation.devices_every or algorithm.personal)
+
+
+def asks_all_devices(plan: Plan, algorithm: Algorithm, purpose: Purpose) -> bool:
+    """Return true if tasks of this purpose go to every online device, not only to a cohort."""
+    if purpose == "measure":
+        return is_federated(plan)
+    return purpose == "evaluate" and evaluates_all_devices(plan, algorithm)
 
 
 def evaluates_without_trainers(plan: Plan) -> bool:
@@ -143,7 +151,7 @@ class TaskAssigner:
         without_trainers = purpose == "evaluate" and evaluates_without_trainers(plan)
         devices = select_cohort(
             self.membership.list_trainable(server.fleet, evaluates=without_trainers),
-            size=0 if purpose == "evaluate" and evaluates_all_devices(plan, self.algorithm) else plan.cohort.size,
+            size=0 if asks_all_devices(plan, self.algorithm, purpose) else plan.cohort.size,
             seed=plan.seed,
             number=number,
             over_selection=plan.cohort.over_selection,

@@ -20,7 +20,7 @@ from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.aggregate import aggregate_updates
-from edge_server.rounds.assign import PURPOSE_LABELS, Purpose, TaskAssigner, evaluates_all_devices
+from edge_server.rounds.assign import PURPOSE_LABELS, Purpose, TaskAssigner, asks_all_devices
 from edge_server.rounds.broadcast import Outgoing, group_audiences
 from edge_server.rounds.check_update import check_stored_update, prune_updates
 from edge_server.rounds.collect_updates import Gather
@@ -322,7 +322,7 @@ class Rounds:
     ) -> None:
         log_phase(log, "gathering", run=self.run, round=gather.number)
         what = PURPOSE_LABELS.get(purpose, f"round {gather.number}")
-        waits_for_all = purpose == "evaluate" and evaluates_all_devices(self.plan, self.algorithm)
+        waits_for_all = asks_all_devices(self.plan, self.algorithm, purpose)
         wait = QuorumWait(self.plan, self.server, self.store, self.membership, gather, what)
         wait.begin()
         if purpose == "evaluate" and self.graph:
@@ -359,9 +359,7 @@ class Rounds:
             model=plan.model,
             codec=plan.codec,
             cut_codec=plan.cut_codec if assignment.is_split else LOSSLESS,
-            assignment=msgspec.structs.replace(
-                assignment, classes=self.membership.names_for(self.server.fleet, device)
-            ),
+            assignment=self.membership.complete(self.server.fleet, device, assignment),
             params=payload.transfer,
             shared=payload.shared,
             train=purpose == "train" or (purpose == "statistics" and assignment.is_split),

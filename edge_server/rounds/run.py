@@ -44,6 +44,7 @@ from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.evaluation import evaluate
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
+from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded
 from edge_server.rounds.repeat import Repetition, reason_to_end
@@ -51,6 +52,7 @@ from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated_parameters
+from shared.data.assigned import with_moments
 from shared.data.classes import contrast, normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
@@ -59,7 +61,8 @@ from shared.models.base import Model
 from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_matching_examples
 from shared.objectives.training import build_training_objective
-from shared.protocol.messages import OBJECTIVE, Report, Status
+from shared.protocol.inputs import Inputs
+from shared.protocol.messages import NORMALISE, OBJECTIVE, Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
@@ -67,6 +70,9 @@ from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 
 log = logging.getLogger(__name__)
+
+UNMEASURED = Inputs()
+"""Inputs whose mean and deviation are not measured."""
 
 
 def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
@@ -130,8 +136,9 @@ def load_run_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | Non
     Raises:
         ConfigError: Sections of the plan differ.
     """
+    records = list(records)
     if agreed := [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]:
-        return RunInputs(agreed[-1], "the run began with")
+        return RunInputs(agreed[-1], "the run began with", is_measured=is_federated(plan))
     planned = planned_inputs(plan)
     return None if planned is None else RunInputs(planned, "the plan has")
 
@@ -210,6 +217,7 @@ def build_membership(
     test, labelled = examples
     classes = load_class_names(plan, test, labelled, records)
     needs = frozenset({OBJECTIVE} if plan.task_objective else ())
+    needs |= {NORMALISE} if is_federated(plan) else frozenset()
     return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records), needs=needs)
 
 
@@ -227,10 +235,14 @@ def _site_plan(begun: RunOpened, site: str) -> Plan:
     return plan_of_site(set_batches(begun.plan, begun.statistics_batches), site)
 
 
-async def _load_server_examples(plan: Plan, server: Server) -> tuple[Examples | None, Examples | None]:
-    """Load the server's test data and its own training data."""
-    test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
-    return test, await server.worker(load, plan.server_data) if plan.server_data else None
+async def _load_server_examples(
+    plan: Plan, server: Server, measured: Inputs = UNMEASURED
+) -> tuple[Examples | None, Examples | None]:
+    """Load the server's test data and its own training data, normalised as devices normalise theirs."""
+    sections = (test_data(plan) if plan.evaluation.every else None, plan.server_data)
+    normalised = [with_moments(data, measured.mean, measured.std) if data else None for data in sections]
+    test, labelled = [await server.worker(load, data) if data else None for data in normalised]
+    return test, labelled
 
 
 async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
@@ -421,20 +433,36 @@ def _find_beginning(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
 
 
 async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
-    """Let every online device time training steps before the first decision, if the plan asks for it."""
-    if not rounds.plan.measure.seconds or any(isinstance(record, Measured) for record in records):
+    """Let devices time training steps and sum their inputs before the first decision, if the plan asks for it."""
+    plan = rounds.plan
+    if any(isinstance(record, Measured) for record in records):
+        await _normalise(rounds, find_measured(records))
+        return
+    if not plan.measure.seconds and not is_federated(plan):
         return
     assignments = (await rounds.assigner.assign_tasks(state, 0, "measure")).assignments
+    assignments = request_sums(assignments) if is_federated(plan) else assignments
     gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():
-        log.warning("device %s did not measure a training step: %s", device, cause)
+        log.warning("device %s did not measure: %s", device, cause)
+    inputs = fold_sums(updates, gather.failed) if is_federated(plan) else msgspec.UNSET
     measured = Measured(
         by_device={device: update.step for device, update in updates.items() if update.step},
         metrics={device: update.metrics for device, update in updates.items() if update.metrics},
         failed=gather.failed,
+        inputs=inputs,
     )
     await rounds.persist(rounds.store.append, measured)
+    await _normalise(rounds, inputs or None)
+
+
+async def _normalise(rounds: Rounds, measured: Inputs | None) -> None:
+    """Use a measured mean and deviation for the tasks of devices and the server's own examples."""
+    if measured is None:
+        return
+    rounds.membership.inputs = add_moments(rounds.membership.inputs, measured)
+    rounds.test, rounds.labelled = await _load_server_examples(rounds.plan, rounds.server, measured)
 
 
 def _format_round(run: str, closed: RoundClosed, rounds: int) -> str:

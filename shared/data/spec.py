@@ -232,6 +232,9 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         recent: At most this many examples, the newest ones: the last of a table or array, or the files changed last.
         holdout_by: `hash`: whether an example is held out follows from its name, time or content alone, so that further
             examples never move it into training. Absent: a fixed random draw, or `hash` where files grow.
+        normalise: `federated`, in a plan: before round 1, devices send the count, sum and sum of squares of each
+            channel of the inputs that they train on; mean and deviation over all devices are recorded with the run,
+            sent with every task and written into releases.
     """
 
     source: str
@@ -269,6 +272,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     growing: bool | msgspec.UnsetType = msgspec.UNSET
     recent: int | msgspec.UnsetType = msgspec.UNSET
     holdout_by: Literal["hash"] | msgspec.UnsetType = msgspec.UNSET
+    normalise: Literal["federated"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_custom(self) -> bool:
@@ -319,6 +323,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"{key} must be >= 1, not {most}; leave it out for all examples")
         if not all(map(math.isfinite, self.mean)) or not all(0 < deviation < math.inf for deviation in self.std):
             raise ValueError("mean must be finite, std above zero and finite")
+        if self.normalise and (self.mean or self.std):
+            raise ValueError("normalise measures mean and std; remove them")
         if self.classes is not msgspec.UNSET:
             msgspec.structs.force_setattr(self, "classes", tuple(map(normalise_name, self.classes)))
             require_class_names(self.classes)

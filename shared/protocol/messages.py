@@ -22,14 +22,15 @@ Value: TypeAlias = bool | int | float | str | list[int | float]
 
 STATISTICS = "statistics"  # among the values of an assignment: see `Assignment.measures_statistics`
 STATISTICS_BATCHES = "statistics_batches"
+INPUT_SUMS = "input_sums"  # among the values of an assignment: see `Assignment.sums_inputs`
 MERGES_SINGLE = "merges_single"  # among the values of an assignment: see `Assignment.merges_single`
 """Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
 the values of an assignment: the most batches to measure over."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Limits of a device's class names, which are sent in one message."""
-OBJECTIVE = "objective"
-TASK_FIELDS = (OBJECTIVE,)
+OBJECTIVE, NORMALISE = "objective", "normalise"
+TASK_FIELDS = (OBJECTIVE, NORMALISE)
 """Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""
@@ -151,6 +152,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         values: Values of the algorithm and the resource optimizer: ratios, active neurons, bits, shares.
         classes: Class names of the run in label order, if the device reported others or none; a device that has a class
             beyond them fails the task.
+        mean: Subtracted from each channel of the inputs, where the run measures it over all devices; else empty.
+        std: Divides each channel after that, likewise.
         graph: ONNX graph for a task that evaluates; fetched in frames if the device lacks it.
     """
 
@@ -160,6 +163,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: dict[str, Value] = {}
     classes: list[str] = []
     graph: Transfer | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a negative number of steps."""
@@ -184,6 +189,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         answer without a loss at every step, and so it changes nothing either.
         """
         return self.values.get(STATISTICS) is True
+
+    @property
+    def sums_inputs(self) -> bool:
+        """True if the device sends counts, sums and sums of squares of its inputs; see `shared.data.moments`."""
+        return self.values.get(INPUT_SUMS) is True
 
     @property
     def merges_single(self) -> bool:

@@ -36,7 +36,7 @@ from shared.codecs.dense import dense
 from shared.errors import WireError
 from shared.models.build import build_initial
 from shared.protocol import payload, wire
-from shared.protocol.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
+from shared.protocol.messages import BLOCK_BYTES, TASK_FIELDS, Ack, Message, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import background, inline
@@ -153,7 +153,7 @@ class Puppet:
 
     async def status(self, *, online: bool, session: int = 1) -> None:
         """Say that it is here, or let its will say that it is not."""
-        presence = Status(device=self.name, session=session, instance=self.name, online=online)
+        presence = Status(device=self.name, session=session, instance=self.name, online=online, knows=TASK_FIELDS)
         await self.transport.publish(topic(SITE, self.name, "status"), wire.encode(presence), retain=True)
 
 

@@ -34,7 +34,7 @@ from device_agent.inference.session import OpenModel, open_model
 from device_agent.inference.soak import compute_latency_limit
 from device_agent.inference.store import BoardStore
 from shared.data.sources.arrays import Arrays
-from shared.data.sources.read import read_held_out
+from shared.data.sources.read import read_held_out, standardise
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, ServingRefused
 from shared.protocol.inference.release import ReleaseManifest, describe_class_fault, write_manifest
@@ -97,7 +97,7 @@ def compare_own_model(job: OwnJob) -> GateVerdict:
         device_model = open_model(job.manifest, parts, job.settings, own_path=Path(job.own))
         if not device_model.own_model:
             return GateVerdict()  # another network's or damaged: the serving process logs it
-        own_accuracy, accuracy = measure_accuracy(device_model, examples), measure_accuracy(release, examples)
+        own_accuracy, accuracy = (measure_accuracy(model, examples, job.data) for model in (device_model, release))
     except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime's C++ code have no common class
         return GateVerdict(reason=str(error).partition("\n")[0], lasting=False)
     reason = judge_accuracy(own_accuracy, accuracy, len(examples), job.max_drop, "the release's parameters")
@@ -288,15 +288,15 @@ def _time_alternately(models: list[OpenModel], example: NDArray[Any]) -> tuple[f
 def _measure_accuracy(figures: dict[str, Any], job: GateJob, store: BoardStore) -> str:
     """Measure both accuracies if there are examples; return why the candidate's is too low, or ""."""
     examples = _load_held_out(job.data) if job.data else None
-    if examples is None:
+    if examples is None or job.data is None:
         return ""
     new = _open_answering(store, job, job.candidate)
     old = _open_answering(store, job, job.committed) if job.committed else None
     if new is None:
         return ""
     with _explain_runtime(job):
-        accuracy = measure_accuracy(new, examples)
-        old_accuracy = measure_accuracy(old, examples) if old else None
+        accuracy = measure_accuracy(new, examples, job.data)
+        old_accuracy = measure_accuracy(old, examples, job.data) if old else None
     figures |= {"accuracy": accuracy, "old_accuracy": old_accuracy, "examples": len(examples)}
     return judge_accuracy(accuracy, old_accuracy, len(examples), job.terms.max_drop)
 
@@ -322,18 +322,24 @@ def judge_accuracy(
     )
 
 
-def measure_accuracy(model: OpenModel, examples: Arrays) -> float:
-    """Return the fraction of examples whose largest output is their label."""
-    correct = 0
+def measure_accuracy(model: OpenModel, examples: Arrays, data: Data) -> float:
+    """Return the fraction of examples whose largest output is their label.
+
+    Args:
+        data: Source of the examples; the release's mean and deviation apply where it sets none.
+    """
+    correct, prepared = 0, model.manifest.preprocessing
+    mean, std = ((), ()) if data.mean or data.std else (prepared.mean or (), prepared.std or ())
     for start in range(0, len(examples), BATCH):
-        outputs = model.run(examples.inputs[start : start + BATCH])
+        inputs = examples.inputs[start : start + BATCH]
+        outputs = model.run(standardise(inputs.copy(), mean, std) if mean or std else inputs)
         correct += int((outputs.argmax(1) == examples.labels[start : start + BATCH]).sum())
     return correct / len(examples)
 
 
 def _load_held_out(data: Data) -> Arrays | None:
     """Return the examples that the device's trainer holds out; None if there are none."""
-    if not data.holdout or not data.is_labelled:
+    if not data.holdout or not data.has_classes:
         return None
     try:
         examples = read_held_out(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,12 +129,23 @@ def _standardise(examples: Arrays, spec: Data, place: str) -> None:
             raise ConfigError(
                 f"{place}: {name} has {len(values)} numbers, the inputs {channels} channels; correct {name}"
             )
-    beside = (-1, *(1,) * (examples.inputs.ndim - 2))
-    inputs = examples.inputs
-    if spec.mean:
-        inputs -= np.array(spec.mean, dtype=np.float32).reshape(beside)
-    if spec.std:
-        inputs /= np.array(spec.std, dtype=np.float32).reshape(beside)
+    standardise(examples.inputs, spec.mean, spec.std)
+
+
+def standardise(inputs: NDArray[np.float32], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """Subtract the mean of each channel and divide by its deviation, in place.
+
+    Args:
+        inputs: Of shape (N, channels, ...).
+        mean: One number for all channels or one per channel; empty for nothing.
+        std: One number for all channels or one per channel, above zero; empty for nothing.
+    """
+    beside = (-1, *(1,) * (inputs.ndim - 2))
+    if mean:
+        inputs -= np.array(mean, dtype=np.float32).reshape(beside)
+    if std:
+        inputs /= np.array(std, dtype=np.float32).reshape(beside)
+    return inputs
 
 
 def _require_sound(examples: Arrays, spec: Data, place: str) -> None:

@@ -161,15 +161,30 @@ def test_keys_that_contradict_each_other(keys, named):
         table("x.csv", **keys)
 
 
-def test_a_plan_that_deals_numbers_by_class_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "data", "partition", "named"),
+    [
+        ("regression", "target_columns = ['y']", "dirichlet", ["partition.kind", "'dirichlet'", "even"]),
+        ("classification", "target_columns = ['y']", "none", ["'values'", "'classification'", "data.label_column"]),
+        ("forecast", "", "none", ["'class'", "'forecast'", "data.target_columns"]),
+        ("regression", "target_columns = ['y']", "even", None),
+        ("classification", "", "shards", None),
+        ("anomaly", "labels = 'none'", "none", None),
+    ],
+)
+def test_a_plan_whose_task_and_targets_disagree_is_refused(tmp_path, kind, data, partition, named):
     text = (
-        'name = "air"\nrounds = 1\nlocal = 2\n[model]\nname = "mlp"\n[algorithm]\nname = "fedavg"\n'
-        '[partition]\nkind = "dirichlet"\n'
-        '[data]\nsource = "csv"\npath = "x"\ntarget_columns = ["y"]\n'
+        f'name = "air"\nrounds = 1\nlocal = 2\n[task]\nkind = "{kind}"\n[model]\nname = "mlp"\n'
+        f'[algorithm]\nname = "fedavg"\n[partition]\nkind = "{partition}"\n'
+        f'[data]\nsource = "csv"\npath = "x"\n{data}\n'
     )
     path = tmp_path / "plan.toml"
-    with pytest.raises(ConfigError, match=naming(path, "partition.kind", "'dirichlet'", "even")):
-        check_structure(parse(text.encode(), Plan, path), path)
+    plan = parse(text.encode(), Plan, path)
+    if named is None:
+        check_structure(plan, path)
+        return
+    with pytest.raises(ConfigError, match=naming(path, *named)):
+        check_structure(plan, path)
 
 
 def test_numbers_and_masks_in_an_npz_file(tmp_path, refused):
