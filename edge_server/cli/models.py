@@ -109,6 +109,8 @@ def _cuts_table(spec: Spec, table: cuts.Table) -> TextTable:
         f"{table.whole.prunable:,} prunable, {table.whole.forward_macs / MEGA:.1f} MMAC\n"
         f"below the cut: on the device; MMAC: forward, one example; MB: one step of {table.batch_size} examples"
     )
+    if table.uncut:
+        caption += f"\nno cuts: {table.uncut}"
     headings = ("cut", "features", "numbers", "parameters", "prunable", "MMAC", "MB up", "MB down")
     rows = [
         (

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -103,6 +103,21 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
     example = example or model.example
     if not example:
         raise ConfigError(f"model {spec.name!r} does not declare the shape of its examples; give their shape")
+    try:
+        return _describe_cuts(spec, model, torch.zeros((1, *example), device=META), batch_size)
+    except ConfigError:
+        if spec.name in MODELS:
+            raise
+    # a forward that reads numbers, or has constants, needs storage
+    return _describe_cuts(spec, build_initial(spec, 0), torch.zeros((1, *example)), batch_size)
+
+
+def _describe_cuts(spec: Spec, model: Model, example: Tensor, batch_size: int) -> Table:
+    """Return the cost of a network and of its cuts for an example of shape (1, ...), on the network's device.
+
+    Raises:
+        ConfigError: It does not accept such examples, or not on this device.
+    """
     layers, places, uncut = nn.Sequential(model.layers), dict[int, int](), ""
     try:
         layers, places = model.chain, dict(model.cut_places)
@@ -119,21 +134,21 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
         size = FLOAT_BYTES * batch_size * features
         below = _part_cost(model.below(cut), macs[place])
         cuts.append(Cut(cut, shape, features, below, size + batch_size * label_bytes, size + FLOAT_BYTES))
-    return Table(example, batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts), uncut)
+    return Table(tuple(example.shape[1:]), batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts), uncut)
 
 
-def _trace_shapes(layers: nn.Sequential, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return an example's shape and the cumulative multiplications before the first layer and after each layer."""
-    outputs = torch.empty((1, *example), device="meta")
-    shapes, macs = [tuple(outputs.shape[1:])], [0]
+def _trace_shapes(layers: nn.Sequential, example: Tensor) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return shapes and cumulative multiplications before the first layer and after each, for an example (1, ...)."""
+    outputs: object = example
+    shapes, macs = [tuple(example.shape[1:])], [0]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         for layer in layers.eval():
             try:
                 outputs = layer(outputs)
             except FAULTS as error:
-                problem = describe_misfit(layers, partial(layers, torch.empty((1, *example), device="meta")), error)
-                raise ConfigError(f"model: it does not take examples of shape {example} ({problem})") from error
-            shapes.append(tuple(outputs.shape[1:]))
+                problem = describe_misfit(layers, partial(layers, example), error)
+                raise ConfigError(f"model: it does not take examples of shape {shapes[0]} ({problem})") from error
+            shapes.append(tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else ())
             macs.append(counter.get_total_flops() // 2)
     return shapes, macs
 
