@@ -53,6 +53,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             name: `module:attribute`, `distribution:name` for an entry point, or `module:*` for all that a module
             defines.
         models: Older name of `plugins`; both are read.
+        projects: Projects of this site, by name, whose code this board may install and run in its trainer: signed by
+            the site, into a folder below `state_dir`. Without an entry, nothing is ever installed.
     """
 
     idle_s: float = 300.0
@@ -65,6 +67,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     python: str = ""
     plugins: list[str] = []
     models: list[str] = []
+    projects: list[str] = []
 
     def __post_init__(self) -> None:
         """Reject limits that a process cannot have."""

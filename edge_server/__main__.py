@@ -20,10 +20,12 @@ from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from edge_server.cli.gateway import arguments as gateway_commands
 from edge_server.cli.gateway import packages as packages_command
 from edge_server.cli.gateway import site as site_command
+from edge_server.cli.project import arguments as project_command
 from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
+from shared.projects.working_folder import activate_found
 from shared.runtime.command_line import (
     add_command,
     add_config,
@@ -50,6 +52,8 @@ COMMANDS: Mapping[str, Command] = {
     "devices": commands.devices,
     "models": commands.models,
     "plugins": plugins_command.plugins,
+    "new": project_command.new,
+    "project": project_command.project,
     "trial": commands.trial,
     "chaos": commands.chaos,
     "plan": commands.plan,
@@ -88,6 +92,7 @@ def _run() -> int:
         keep_private()
     try:
         registry.allow(registry.entries_of_environment())
+        activate_found(Path())
         folders.resolve(options)
         code = COMMANDS[options.command](options)
     except ConfigError as error:
@@ -139,6 +144,8 @@ def build_parser() -> argparse.ArgumentParser:
     _explain(add_command(verbs, "explain", "explain the decisions for each device in a round"))
     _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
     _models(add_command(verbs, "models", "list the models, or show where one can be split"))
+    project_command.new_arguments(add_command(verbs, "new", "write the folder of a new project: plan, network, data"))
+    project_command.project_arguments(add_command(verbs, "project", "build a project, or offer it to boards of a site"))
     plugins_command.arguments(add_command(verbs, "plugins", "list plugins with version and digest"))
     _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
     trial = add_command(

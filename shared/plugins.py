@@ -74,13 +74,27 @@ def source_digest(module: str) -> str:
 
     Cached, since the process has imported the files as they were: later changes take effect in the next one.
     """
-    digest = hashlib.sha256()
     files = list(_source_files(module))
+    return _digest_files(files) if files else ""
+
+
+def folder_digest(package: Path) -> str:
+    """Return the digest of a package's folder, as of `source_digest` once it is installed."""
+    return _digest_files(_package_files(package))
+
+
+def _digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes()
         digest.update(f"{name}\n{len(content)}\n".encode())
         digest.update(content)
-    return digest.hexdigest() if files else ""
+    return digest.hexdigest()
+
+
+def _package_files(package: Path) -> list[tuple[str, Path]]:
+    files = [file for file in package.rglob("*.py") if SKIPPED not in file.parts]
+    return sorted((file.relative_to(package).as_posix(), file) for file in files)
 
 
 def _source_files(module: str) -> Iterator[tuple[str, Path]]:
@@ -100,8 +114,7 @@ def _source_files(module: str) -> Iterator[tuple[str, Path]]:
         if not spec.submodule_search_locations:
             yield origin.name, origin
             return
-        files = [file for file in origin.parent.rglob("*.py") if SKIPPED not in file.parts]
-        yield from sorted((file.relative_to(origin.parent).as_posix(), file) for file in files)
+        yield from _package_files(origin.parent)
         return
 
 

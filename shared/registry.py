@@ -196,13 +196,12 @@ def require_entries(entries: Iterable[str], key: str = "models") -> None:
             raise ValueError(f"{key}: {entry[:60]!r} is neither module:attribute, distribution:name nor module:*")
 
 
-def allow(entries: Iterable[str], packages: Iterable[str] = ()) -> None:
+def allow(entries: Iterable[str]) -> None:
     """Set this process's allow-list of plugins; called once, by its composition root.
 
     Args:
         entries: `module:attribute`; `distribution:name` for an entry point; or `module:*` for everything defined in
             exactly that module, and `distribution:*` for all its entry points.
-        packages: Packages whose modules are allowed altogether.
 
     Raises:
         ConfigError: An entry is none of these.
@@ -212,9 +211,15 @@ def allow(entries: Iterable[str], packages: Iterable[str] = ()) -> None:
         require_entries(entries, "plugins")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    for target, values in ((_allowed, entries), (_packages, packages)):
-        target.clear()
-        target.update(values)
+    _allowed.clear()
+    _allowed.update(entries)
+    _imported.clear()
+    _located.clear()
+
+
+def allow_package(name: str) -> None:
+    """Allow every module of a project's package, until this process ends."""
+    _packages.add(name)
     _imported.clear()
     _located.clear()
 

@@ -29,6 +29,7 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_settings
 from device_agent.measurement.tuning.plan import Target
+from device_agent.projects.provide import Projects
 from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
 from device_agent.upgrade.proof import TrialReporter, mark_busy
@@ -204,6 +205,7 @@ async def _serve_tasks(config: AgentConfig, folder: Path, serving: BoardServing 
         nice=share.nice,
         cpus=share.cpus,
         python=config.trainer.python,
+        projects=Projects(folder, config.trainer.projects),
     )
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         await _run_agent(config, board, session, trainer, serving, events)

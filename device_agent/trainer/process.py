@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.exchange.split_session import Exchange
+from device_agent.projects.provide import Projects, ProvidedProject
 from device_agent.trainer.interface import Job
 from device_agent.trainer.pipe_messages import (
     HEAD_BYTES,
@@ -141,6 +142,7 @@ class TrainerProcess:
         nice: Minimum nice value of the child.
         cpus: CPU numbers that the child may run on; empty for all.
         python: Interpreter; empty for that of `device-agent setup`, else the agent's.
+        projects: Provides the code of a task's project, on the path of this child alone; None for no projects.
     """
 
     lock: Path
@@ -154,6 +156,8 @@ class TrainerProcess:
     nice: int = 0
     cpus: Sequence[int] = ()
     python: str = ""
+    projects: Projects | None = None
+    _project: ProvidedProject | None = None
     _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -171,17 +175,29 @@ class TrainerProcess:
         is replaced at the next task that trains.
 
         Raises:
-            TaskFailed: The board does not train, or its interpreter does not exist.
+            TaskFailed: The board does not train, lacks the interpreter, or cannot have the task's project.
         """
         self._stop_idle_timer()
         light = task is not None and task.assignment.graph is not None
         if not light and not self.trains:
             raise TaskFailed(NO_TORCH)
-        if self._is_light and not light:
+        project = await self._provide(task)
+        if (self._is_light and not light) or project != self._project:
             self._end_process()
+        self._project = project
         if not self._process or self._process.returncode is not None:
             await self._start(light=light)
         self._start_idle_timer()
+
+    async def _provide(self, task: Task | None) -> ProvidedProject | None:
+        """Return the task's project; that of the current child if no task is given."""
+        if task is None:
+            return self._project
+        if task.project is None:
+            return None
+        if self.projects is None:
+            raise TaskFailed(f"ConfigError: project {task.project.name!r}: this board uses no projects")
+        return await self.projects.provide(task.project)
 
     async def _start(self, *, light: bool) -> None:
         try:
@@ -198,6 +214,7 @@ class TrainerProcess:
         arguments += ["--device", self.device, *["--light"] * light]
         arguments += ["--nice", self.nice, "--cpus", *self.cpus]
         arguments += ["--log-level", self.log_level, "--plugins", *self.plugins]
+        arguments += ["--project", self._project.name, self._project.folder] if self._project else []
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *interpreter.command("device_agent.trainer.main", *map(str, arguments)),

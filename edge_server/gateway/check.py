@@ -306,10 +306,11 @@ def _packages(context: _Context) -> Iterator[Finding]:
     for about, text in bad:
         yield _bad(about, text, remedy)
     index = read_index(context.site.path)
-    if not bad and (index.releases or index.wheels):
+    if not bad and (index.releases or index.wheels or index.projects):
         newest = [f"agent {manifest.version} is the newest" for manifest in index.manifests()[-1:]]
         wheels = [f"{len(index.wheels)} wheels for boards' setup"] * bool(index.wheels)
-        yield _good("packages", f"are signed by this site and complete; {', '.join([*newest, *wheels])}")
+        projects = [f"{len(index.projects)} versions of projects"] * bool(index.projects)
+        yield _good("packages", f"are signed by this site and complete; {', '.join([*newest, *wheels, *projects])}")
 
 
 async def _broker(context: _Context, *, stops: bool) -> list[Finding]:

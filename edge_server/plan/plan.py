@@ -121,6 +121,8 @@ class Plan(Section, frozen=True, kw_only=True):
         rounds: Number of rounds of the run.
         seed: Seed of everything random: initial model, cohorts, batches.
         algorithm: Learning method, by name, with its options.
+        project: Project with the plan's own code: the folder of the plan on this machine, and the published version on
+            boards that list it; see `edge-server new`.
         early_stopping: When devices leave the run for good, also of the fallback's algorithm; with fedmp, fedselect,
             fedspu, fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
         model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
@@ -153,6 +155,7 @@ class Plan(Section, frozen=True, kw_only=True):
     algorithm: Chosen
     model: Chosen
     data: Data | msgspec.UnsetType = msgspec.UNSET
+    project: str | msgspec.UnsetType = msgspec.UNSET
     early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
     server_data: Data | msgspec.UnsetType = msgspec.UNSET  # UNSET: not written to records, as in older versions
     task: TaskPlan | msgspec.UnsetType = msgspec.UNSET

@@ -14,6 +14,7 @@ from edge_server.allocation.coordinator import convert_options, unused_values
 from edge_server.plan.check import check_structure
 from edge_server.plan.data import apply_fallback, require_data, resolve_data
 from edge_server.plan.plan import Plan
+from edge_server.plan.project import open_project, project_data_root
 from edge_server.plan.removed_keys import read_plan
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
@@ -48,6 +49,8 @@ def load(
         ConfigError: As `read_plan`, or names clash, or the plan has sites and may not.
     """
     plan = read_plan(path, lambda plan: is_resumed(resolve_data(plan, data_root)))
+    open_project(plan, path)
+    data_root = project_data_root(plan, path, data_root)
     if not several_sites:
         require_one_site(plan, path)
     return validate(plan, path, data_root)

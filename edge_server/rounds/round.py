@@ -18,6 +18,7 @@ from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, retry_write
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
+from edge_server.plan.project import plan_project
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.aggregate import aggregate_updates
 from edge_server.rounds.assign import PURPOSE_LABELS, Purpose, TaskAssigner, asks_all_devices
@@ -368,6 +369,7 @@ class Rounds:
             deadline_s=plan.round.deadline_s,
             plugins=task_plugins(plan),
             objective=plan.task_objective,
+            project=plan_project(plan),
         )
 
     def _is_tested(self, number: int) -> bool:

@@ -25,6 +25,7 @@ from edge_server.trial.progress import follow
 from edge_server.trial.relay import run_relay
 from shared import registry
 from shared.errors import ConfigError, TaskFailed
+from shared.projects.working_folder import active_names
 from shared.runtime.logs import last_line
 from shared.runtime.processes import terminate
 from shared.transport.simulated_link import Rate
@@ -244,7 +245,12 @@ def run_agent(
         "state_dir": str((place / device.name).resolve()),
         "data": data,
         "broker": _address(broker),
-        "trainer": {"threads": 1, "device": local.device, "plugins": registry.allowed_entries()},
+        "trainer": {
+            "threads": 1,
+            "device": local.device,
+            "plugins": registry.allowed_entries(),
+            "projects": active_names(),
+        },
         "board": _board(local.plan, device),
         "log_level": local.log_level,
     }

@@ -85,6 +85,13 @@ class PluginVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     digest: str = ""
 
 
+class ProjectVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A project, the user's code that a task needs, in one version."""
+
+    name: str
+    version: str
+
+
 LOSSLESS = Spec(name="dense")
 """Lossless codec; a message omits it as a default."""
 
@@ -279,6 +286,7 @@ class Task(Message, frozen=True, kw_only=True):
         plugins: Plugins that the task uses; a device with another digest of one refuses the task.
         objective: Loss and metrics of the run; absent for cross-entropy and accuracy. An agent that does not know the
             field would train for these: the server sends it only to agents that do.
+        project: Project with their code, which the device installs if its operator lists it.
     """
 
     run: str
@@ -297,6 +305,7 @@ class Task(Message, frozen=True, kw_only=True):
     deadline_s: float
     plugins: tuple[PluginVersion, ...] = ()
     objective: ObjectiveSpec | None = None
+    project: ProjectVersion | None = None
 
 
 class Report(Message, frozen=True, kw_only=True):

@@ -214,9 +214,15 @@ def find_build(manifest: PackageManifest, arch: str, python: str) -> Build:
 
 
 def sign(manifest: PackageManifest, key: bytes, certificates: bytes) -> SignedManifest:
-    """Sign a manifest.
+    """Sign a manifest; arguments and errors as of `sign_bytes`."""
+    return sign_bytes(canonical_bytes(manifest), PREFIX, key, certificates)
+
+
+def sign_bytes(data: bytes, prefix: bytes, key: bytes, certificates: bytes) -> SignedManifest:
+    """Sign the bytes of a manifest.
 
     Args:
+        prefix: Domain separation of this kind of manifest.
         key: The signer's private key, EC P-256, PEM.
         certificates: The signer's certificate, then the site CA's, PEM.
 
@@ -234,8 +240,7 @@ def sign(manifest: PackageManifest, key: bytes, certificates: bytes) -> SignedMa
         raise ConfigError(f"packages cannot be signed: {error}; `edge-server site init` creates the signer") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != public:
         raise ConfigError("the package signing key does not match its certificate: run `edge-server site init`")
-    data = canonical_bytes(manifest)
-    signature = private.sign(PREFIX + data, ec.ECDSA(hashes.SHA256()))
+    signature = private.sign(prefix + data, ec.ECDSA(hashes.SHA256()))
     return SignedManifest(manifest=data, signature=signature, certificates=certificates.decode("ascii"))
 
 
@@ -248,6 +253,33 @@ def verify(signed: SignedManifest, roots: bytes) -> PackageManifest:
     Raises:
         ConfigError: There is no root among them, or the manifest has a newer format.
         WireError: Verification failed; the reason is `certificate`, `signature`, `site` or `malformed`.
+    """
+    site = verify_bytes(signed, PREFIX, roots)
+    manifest = decode_manifest(signed.manifest)
+    require_site(manifest.site, site)
+    return manifest
+
+
+def require_site(named: str, signer: str) -> None:
+    """Refuse a manifest for another site than its signer's.
+
+    Raises:
+        WireError: They differ.
+    """
+    if named != signer:
+        raise WireError(f"signed by site {signer!r} for site {named!r}", reason="site")
+
+
+def verify_bytes(signed: SignedManifest, prefix: bytes, roots: bytes) -> str:
+    """Verify the signature of a manifest against the trusted roots; return the signer's site.
+
+    Args:
+        prefix: Domain separation of this kind of manifest.
+        roots: The root certificates pinned on this machine, PEM.
+
+    Raises:
+        ConfigError: There is no root among them.
+        WireError: Verification failed; the reason is `certificate`, `signature` or `malformed`.
     """
     from cryptography import x509  # noqa: PLC0415 - see the module docstring
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm  # noqa: PLC0415
@@ -267,13 +299,10 @@ def verify(signed: SignedManifest, roots: bytes) -> PackageManifest:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # certificates are parsed lazily
         raise WireError(f"the signer's certificates cannot be read: {error}", reason="certificate") from error
     try:
-        signer.verify(signed.signature, PREFIX + signed.manifest, ec.ECDSA(hashes.SHA256()))
+        signer.verify(signed.signature, prefix + signed.manifest, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise WireError("the manifest was changed, or signed by another key", reason="signature") from None
-    manifest = decode_manifest(signed.manifest)
-    if manifest.site != site:
-        raise WireError(f"signed by site {site!r} for site {manifest.site!r}", reason="site")
-    return manifest
+    return site
 
 
 def _trusted_signer(

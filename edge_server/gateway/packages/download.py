@@ -11,7 +11,7 @@ import importlib.resources
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from edge_server.gateway.enrolment.fair_slots import FairSlots
 from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
 from edge_server.gateway.packages.store import (
     INDEX,
+    PROJECTS,
     WHEELS,
     PackageIndex,
     WheelFile,
@@ -30,6 +31,7 @@ from edge_server.gateway.packages.store import (
     read_index,
 )
 from shared.errors import Unreachable
+from shared.protocol.packages import encode_signed_manifest
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.executor import in_thread
 
@@ -107,8 +109,14 @@ class PackageCatalogue:
             return None
         name = unquote(request.path.removeprefix(PREFIX))
         index = self._read()
+        if name.startswith(f"{PROJECTS}/"):
+            return self._project_file(index, name.removeprefix(f"{PROJECTS}/"), request)
+        return self._package_file(index, name, request)
+
+    def _package_file(self, index: PackageIndex, name: str, request: Request) -> Answer | Download:
+        """Return the index, the page of a wheel, or a file of the agent's."""
         if name == INDEX:
-            return Answer(200, body=msgspec.json.encode(index))
+            return Answer(200, body=msgspec.json.encode(msgspec.structs.replace(index, projects=())))
         if name.startswith(f"{WHEELS}/") and name.endswith("/"):
             return _page(index, name.removeprefix(f"{WHEELS}/").removesuffix("/"))
         return self._file(index, name, request)
@@ -122,9 +130,23 @@ class PackageCatalogue:
             self._index, self._seen = read_index(self.site), version
         return self._index
 
+    def _project_file(self, index: PackageIndex, name: str, request: Request) -> Answer | Download:
+        """Return a project's signed manifest or wheel, for boards with a certificate of the site alone."""
+        if not request.peer:
+            return refusal("malformed", status=403)
+        for signed, manifest in zip(index.projects, index.project_manifests(), strict=True):
+            if name == f"{manifest.name}/{manifest.version}.json":
+                return Answer(200, body=encode_signed_manifest(signed))
+            if name == f"{manifest.name}/{manifest.file}":
+                return self._open(f"{PROJECTS}/{name}", {f"{PROJECTS}/{name}": manifest.sha256}, request)
+        return refusal("malformed", status=404)
+
     def _file(self, index: PackageIndex, name: str, request: Request) -> Answer | Download:
         digests = {f"{WHEELS}/{wheel.file}": wheel.sha256 for wheel in index.wheels}
         digests |= {build.file: build.sha256 for manifest in index.manifests() for build in manifest.builds}
+        return self._open(name, digests, request)
+
+    def _open(self, name: str, digests: Mapping[str, str], request: Request) -> Answer | Download:
         path = packages_folder(self.site) / name
         if name not in digests or (size := _size(path)) is None:
             return refusal("malformed", status=404)

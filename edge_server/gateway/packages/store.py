@@ -3,6 +3,7 @@
     packages/index.json              signed manifests, and wheels with their SHA-256
     packages/FILE.deb                packages, named as in the manifests
     packages/wheels/FILE.whl         wheels for the boards' `device-agent setup`
+    packages/projects/NAME/FILE.whl  wheels of projects, see `packages.projects`
 
 Files are written atomically and never change; a file that is not in the index is not served.
 """
@@ -25,6 +26,7 @@ from edge_server.gateway.site_folder import FOLDER as FOLDER_MODE
 from edge_server.gateway.site_folder import PUBLIC, SiteFolder, owner_ids
 from edge_server.gateway.state import lock_site, read_state
 from shared.errors import ConfigError, FieldFleetError
+from shared.projects.manifest import ProjectManifest, decode_project, verify_project
 from shared.protocol.packages import (
     AGENT,
     MOST_BUILDS,
@@ -39,6 +41,7 @@ from shared.runtime.clock import utc_stamp
 from shared.runtime.durable import explain_disk_errors, replace_file, sync
 
 PACKAGES, INDEX, WHEELS, LOCK = "packages", "index.json", "wheels", ".packages.lock"
+PROJECTS = "projects"
 FORMAT = 1
 MOST_INDEX, MOST_RELEASES, MOST_WHEELS = 16 << 20, 64, 1024
 MOST_READ_AT_ONCE = 2
@@ -60,12 +63,14 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
         next_serial: Serial number of the next version; never reused.
         releases: Signed manifests, the oldest first.
         wheels: Wheels, sorted by file name.
+        projects: Signed manifests of projects, the oldest first.
     """
 
     format: int = FORMAT
     next_serial: int = 1
     releases: tuple[SignedManifest, ...] = ()
     wheels: tuple[WheelFile, ...] = ()
+    projects: tuple[SignedManifest, ...] = ()
 
     def manifests(self) -> list[PackageManifest]:
         """Return the parsed manifests, without verifying their signatures.
@@ -75,6 +80,10 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
             WireError: One is malformed.
         """
         return [decode_manifest(signed.manifest) for signed in self.releases]
+
+    def project_manifests(self) -> list[ProjectManifest]:
+        """Return the parsed manifests of projects, without verifying their signatures; raises as `manifests`."""
+        return [decode_project(signed.manifest) for signed in self.projects]
 
 
 def packages_folder(site: Path) -> Path:
@@ -95,6 +104,7 @@ def read_index(site: Path) -> PackageIndex:
         if index.format > FORMAT:
             raise ConfigError(f"{path}: format {index.format} is newer than {FORMAT}: update this program")
         index.manifests()
+        index.project_manifests()
     except FileNotFoundError:
         return PackageIndex()
     except OSError as error:
@@ -113,13 +123,14 @@ def edit_index(site: SiteFolder) -> Iterator[PackageIndex]:
     read_state(site.path)
     with lock_site(site.path, LOCK):
         try:
-            _make_folder(site, packages_folder(site.path))
+            make_folder(site, packages_folder(site.path))
         except OSError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}; run this as root or the site's user") from error
         yield read_index(site.path)
 
 
-def _make_folder(site: SiteFolder, folder: Path) -> None:
+def make_folder(site: SiteFolder, folder: Path) -> None:
+    """Create a folder of the store, unless it exists."""
     if not folder.is_dir():
         folder.mkdir()
         folder.chmod(FOLDER_MODE)
@@ -195,7 +206,7 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
         manifest = _manifest_of(site, index, before, build, facts)
     except ValueError as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    signed = sign(manifest, *_signer(site))
+    signed = sign(manifest, *read_signer(site))
     unchanged = [
         release for release, old in zip(index.releases, index.manifests(), strict=True) if old.version != facts.version
     ]
@@ -237,7 +248,8 @@ def _build_of(path: Path, facts: DebFacts) -> Build:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _signer(site: SiteFolder) -> tuple[bytes, bytes]:
+def read_signer(site: SiteFolder) -> tuple[bytes, bytes]:
+    """Return key and certificates of the package signer; raises ConfigError if they are missing or unreadable."""
     try:
         return site.gateway("packages.key").read_bytes(), site.gateway("packages.crt").read_bytes()
     except OSError as error:
@@ -320,7 +332,7 @@ def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
         raise ConfigError(f"{folder}: contains no wheels; list those needed by `device-agent setup train --list`")
     with edit_index(site) as index:
         place = packages_folder(site.path) / WHEELS
-        _make_folder(site, place)
+        make_folder(site, place)
         wheels, new = {wheel.file: wheel for wheel in index.wheels}, []
         for path in paths:
             wheel = WheelFile(file=path.name, sha256=file_sha256(path), size=path.stat().st_size)
@@ -355,7 +367,22 @@ def find_package_faults(site: Path) -> Iterator[tuple[str, str]]:
             path = folder / build.file
             if not path.is_file() or path.stat().st_size != build.size or file_sha256(path) != build.sha256:
                 yield f"{PACKAGES}/{build.file}", "is missing, or differs from what was signed"
+    yield from _find_project_faults(index, folder, roots)
     for wheel in index.wheels:
         path = folder / WHEELS / wheel.file
         if not path.is_file() or path.stat().st_size != wheel.size:
             yield f"{PACKAGES}/{WHEELS}/{wheel.file}", "is missing or incomplete"
+
+
+def _find_project_faults(index: PackageIndex, folder: Path, roots: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    for signed in index.projects:
+        manifest = decode_project(signed.manifest)
+        path = folder / PROJECTS / manifest.name / manifest.file
+        place = f"{PACKAGES}/{PROJECTS}/{manifest.name}/{manifest.file}"
+        try:
+            for root in roots:
+                verify_project(signed, root)
+        except FieldFleetError as error:
+            yield place, str(error)
+        if not path.is_file() or path.stat().st_size != manifest.size or file_sha256(path) != manifest.sha256:
+            yield place, "is missing, or differs from what was signed"

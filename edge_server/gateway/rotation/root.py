@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -49,6 +50,7 @@ from edge_server.gateway.reload import ReloadResult, broker_endpoint, find_broke
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_chains, make_pairs
 from edge_server.gateway.state import SiteState, lock_site, read_state
 from shared.errors import ConfigError, Unreachable
+from shared.protocol.packages import SignedManifest
 from shared.protocol.topics import PEER
 
 UNKNOWN_CA = (
@@ -233,19 +235,25 @@ def _make_derived_files(site: SiteFolder, state: SiteState, now: datetime) -> Si
 
 
 def _copy_to_releases(site: SiteFolder) -> None:
-    """Add the site CA's copies to the signed packages' chains, which their signatures do not cover."""
-    if not read_index(site.path).releases:
+    """Add the site CA's copies to the chains of signed manifests, which their signatures do not cover."""
+    before = read_index(site.path)
+    if not (before.releases or before.projects):
         return
     with edit_index(site) as index:
-        copies = signer_chain(site.ca(""))
-        releases = []
-        for release in index.releases:
-            chain = split_certificates(release.certificates.encode())
-            added = [ca for ca in split_certificates(copies) if ca not in chain and _has_key_of(ca, chain)]
-            certificates = b"".join([*chain, *added]).decode()
-            releases.append(msgspec.structs.replace(release, certificates=certificates))
-        if tuple(releases) != index.releases:
-            write_index(site, msgspec.structs.replace(index, releases=tuple(releases)))
+        copies = split_certificates(signer_chain(site.ca("")))
+        extended = msgspec.structs.replace(
+            index,
+            releases=tuple(_with_copies(release, copies) for release in index.releases),
+            projects=tuple(_with_copies(project, copies) for project in index.projects),
+        )
+        if extended != index:
+            write_index(site, extended)
+
+
+def _with_copies(signed: SignedManifest, copies: Sequence[bytes]) -> SignedManifest:
+    chain = split_certificates(signed.certificates.encode())
+    added = [ca for ca in copies if ca not in chain and _has_key_of(ca, chain)]
+    return msgspec.structs.replace(signed, certificates=b"".join([*chain, *added]).decode())
 
 
 def _has_key_of(ca: bytes, chain: list[bytes]) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from shared import registry
 from shared.errors import FieldFleetError
+from shared.projects.working_folder import activate_found
 from shared.runtime import memory, processes
 from shared.runtime.processes import loading
 
@@ -39,6 +40,7 @@ def main() -> None:
     faulthandler.enable()
     processes.configure("warning")
     registry.allow(registry.entries_of_environment())
+    activate_found()
     memory.prefer_oom_kill()  # under memory pressure, kill the cell rather than the study
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
     orders: SimpleQueue[bytes] = SimpleQueue()

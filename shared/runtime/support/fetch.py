@@ -82,7 +82,7 @@ def _fetch_wheel(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca
                 return
         elif url := find_url(source, wheel, ca):
             say(f"{wheel.file}, {f'{wheel.bytes / 1e6:.1f} MB' if wheel.bytes else 'size unknown'}")
-            _download(url, wheel, place, ca)
+            download(url, wheel, place, ca)
             return
     places = ", ".join(sources) or "no source was named"
     raise ConfigError(f"{wheel.file} was not found in: {places}; name its folder by --from, or an index by --index")
@@ -128,8 +128,12 @@ def find_on_page(text: str, file: str) -> str:
     return ""
 
 
-def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
+def download(url: str, wheel: Wheel, place: Path, ca: str, pair: Sequence[str] = ()) -> None:
     """Download a file, resuming after each failure, also that of an earlier process.
+
+    Args:
+        ca: File of the certificates that the host must be signed by; empty for the system's.
+        pair: Files of this board's certificate and key, for a host that asks for them.
 
     Raises:
         ConfigError: The result is not the wheel.
@@ -142,7 +146,7 @@ def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
     while attempts and had < size:
         attempts, wait_s = attempts - 1, 0.0
         try:
-            size = _resume_download(url, wheel, part, ca)
+            size = _resume_download(url, wheel, part, ca, pair)
         except urllib.error.HTTPError as error:
             cause, wait_s = _describe_error(error), _retry_after_s(error)
         except (OSError, http.client.HTTPException) as error:
@@ -177,10 +181,10 @@ def _retry_after_s(error: urllib.error.HTTPError) -> float:
     return min(float(value), MOST_WAIT_S) if value.isdecimal() else 0.0
 
 
-def _resume_download(url: str, wheel: Wheel, part: Path, ca: str) -> int:
+def _resume_download(url: str, wheel: Wheel, part: Path, ca: str, pair: Sequence[str]) -> int:
     """Download the missing part of a file; return its full size, by the wheel or else by the answer."""
     had = _size(part)
-    with _open_url(url, {"Range": f"bytes={had}-"} if had else {}, ca) as answer:
+    with _open_url(url, {"Range": f"bytes={had}-"} if had else {}, ca, pair) as answer:
         is_rest = getattr(answer, "status", http.client.OK) == http.client.PARTIAL_CONTENT
         length = answer.headers.get("Content-Length", "")
         size = wheel.bytes or (int(length) + had * is_rest if length.isdecimal() else MOST_BYTES)
@@ -190,14 +194,38 @@ def _resume_download(url: str, wheel: Wheel, part: Path, ca: str) -> int:
             return size if size < MOST_BYTES else file.tell()
 
 
-def _open_url(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPResponse:
+def read_url(url: str, most: int, ca: str, pair: Sequence[str] = ()) -> bytes | None:
+    """Read a small file; None if the host does not have it.
+
+    Args:
+        most: Maximum size in bytes.
+        ca: As of `download`, like `pair`.
+
+    Raises:
+        Unreachable: The host does not answer, or with more.
+    """
+    try:
+        with _open_url(url, {}, ca, pair) as answer:
+            data = answer.read(most + 1)
+    except urllib.error.HTTPError as error:
+        if error.code in ABSENT:
+            return None
+        raise Unreachable(f"{printable_text(url)}: {_describe_error(error)}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{printable_text(url)}: {_describe_error(error)}") from error
+    if len(data) > most:
+        raise Unreachable(f"{printable_text(url)}: more than {most} bytes")
+    return data
+
+
+def _open_url(url: str, headers: dict[str, str], ca: str, pair: Sequence[str] = ()) -> http.client.HTTPResponse:
     """Open a URL.
 
     Raises:
         ConfigError: The address or the file of certificates is invalid.
         OSError: The host does not answer, or with an error; http.client.HTTPException too.
     """
-    address, context = printable_text(url), _tls_context(ca)
+    address, context = printable_text(url), _tls_context(ca, pair)
     if not url.startswith(("https://", "http://")):
         raise ConfigError(f"{address}: not an index address; it begins with https://, and --from names a folder")
     try:
@@ -210,7 +238,7 @@ def _open_url(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPRes
     return answer
 
 
-def _tls_context(ca: str) -> ssl.SSLContext:
+def _tls_context(ca: str, pair: Sequence[str]) -> ssl.SSLContext:
     """Build the TLS context for an index; downloads are verified by hash in any case.
 
     Raises:
@@ -218,6 +246,8 @@ def _tls_context(ca: str) -> ssl.SSLContext:
     """
     try:
         context = ssl.create_default_context(cafile=ca or None)
+        if pair:
+            context.load_cert_chain(*pair)
     except OSError as error:  # ssl.SSLError too
         raise ConfigError(f"--ca {ca}: {error}; name the file of the site's root certificate") from error
     context.verify_flags |= NO_CHECK_TIME

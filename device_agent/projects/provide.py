@@ -1,0 +1,131 @@
+"""Find the folder of a task's project, and run the installer if this board does not have that version yet.
+
+The installer is a process of its own, so that the idle agent loads neither TLS for downloads, nor certificates, nor
+archives. It writes a version completely or not at all, and may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.identity.credentials import CURRENT as CURRENT_SET
+from device_agent.identity.credentials import FOLDER as IDENTITY
+from device_agent.identity.credentials import read_membership
+from device_agent.upgrade.versions import Versions
+from shared.errors import ConfigError, TaskFailed
+from shared.projects.names import require_project_name, require_version
+from shared.protocol.messages import ProjectVersion
+from shared.runtime.processes import terminate
+
+log = logging.getLogger(__name__)
+
+FOLDER = "projects"
+VARIABLE = "FIELDFLEET_PROJECTS"
+"""As in `shared.projects.working_folder`, which needs a parser of TOML."""
+NO_CERTIFICATES = (
+    "this board has not joined a site by a token, so that no signature can be verified: run `device-agent join`, or "
+    "install the code by hand and list it under [trainer] plugins"
+)
+EXIT_REFUSED = 2
+"""The installer's exit code where another attempt cannot help."""
+MOST_MESSAGE = 400
+
+
+@dataclass(frozen=True)
+class ProvidedProject:
+    """A project's code on this machine; `folder` belongs on the path of the trainer."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Projects:
+    """Projects that this board's operator lists.
+
+    Attributes:
+        listed: Their names.
+        state_dir: The agent's folder; versions are installed below it.
+    """
+
+    state_dir: Path
+    listed: Sequence[str] = ()
+
+    async def provide(self, wanted: ProjectVersion | None) -> ProvidedProject | None:
+        """Return the folder of a project, installed now if necessary; None if no project is wanted.
+
+        Raises:
+            TaskFailed: It is not listed, refused, or the gateway does not answer.
+        """
+        if wanted is None:
+            return None
+        try:
+            require_project_name(wanted.name)
+            require_version(wanted.version)
+            self._require_listed(wanted)
+            if place := _find_working_folder(wanted):
+                return place
+            home = self.state_dir / FOLDER / wanted.name
+            if not Versions(home).is_installed(wanted.version):
+                self._require_membership(wanted)
+                await self._install(wanted)
+        except (ConfigError, ValueError) as error:
+            raise TaskFailed(f"ConfigError: {error}") from error
+        return ProvidedProject(wanted.name, home / wanted.version)
+
+    def _require_listed(self, wanted: ProjectVersion) -> None:
+        if wanted.name not in self.listed:
+            raise ConfigError(
+                f"project {wanted.name!r} is not listed on this board; add it to [trainer] projects if you trust it"
+            )
+
+    def _require_membership(self, wanted: ProjectVersion) -> None:
+        if read_membership(self.state_dir / IDENTITY / CURRENT_SET) is None:
+            raise ConfigError(f"project {wanted.name!r} is not installed: {NO_CERTIFICATES}")
+
+    async def _install(self, wanted: ProjectVersion) -> None:
+        log.info("project %s %s: installing", wanted.name, wanted.version)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "device_agent.projects.install"),
+            *(str(self.state_dir), wanted.name, wanted.version),
+            stderr=PIPE,
+        )
+        try:
+            _, said = await process.communicate()
+        except asyncio.CancelledError:
+            await terminate(process)
+            raise
+        if process.returncode:
+            cause = (said.decode(errors="replace").strip().splitlines() or ["the installer ended"])[-1][:MOST_MESSAGE]
+            problem = f"project {wanted.name} {wanted.version} is not installed: {cause}"
+            if process.returncode == EXIT_REFUSED:
+                raise ConfigError(problem)
+            raise TaskFailed(problem)
+        log.info("project %s %s: installed", wanted.name, wanted.version)
+
+
+def _find_working_folder(wanted: ProjectVersion) -> ProvidedProject | None:
+    """Return the project's working folder, if the environment of this process names it.
+
+    Raises:
+        ConfigError: It is of another version.
+    """
+    if not (folders := os.environ.get(VARIABLE, "")):
+        return None
+    from shared.projects.working_folder import find_working_folder  # noqa: PLC0415 - a parser, for its author's machine
+
+    for folder in folders.split(os.pathsep):
+        if (project := find_working_folder(Path(folder))) and project.name == wanted.name:
+            if project.version != wanted.version:
+                raise ConfigError(
+                    f"project {wanted.name!r}: {folder} has version {project.version}, the task {wanted.version}"
+                )
+            return ProvidedProject(project.name, project.folder)
+    return None

@@ -1,0 +1,1 @@
+"""Commands of projects: a working folder, its wheel, and its publication on a site."""

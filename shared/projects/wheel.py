@@ -1,0 +1,126 @@
+"""Wheels of projects: written the same from the same files, read with every entry checked.
+
+A wheel holds pure Python: the project's package and its metadata, `NAME-VERSION.dist-info`. An archive with anything
+else, with a path out of its folders, with links, or that unpacks to more than `MOST_UNPACKED`, is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+
+from shared.errors import CorruptFile
+from shared.runtime.support.deb_file import PackedEntry
+
+MOST_UNPACKED, MOST_ENTRIES, MOST_PATH = 64 << 20, 4096, 240
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Time of every entry, so that equal files make equal wheels."""
+PLAIN_FILE = 0o100644
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+ENCRYPTED = 0x1
+
+
+def info_folder(name: str, version: str) -> str:
+    """Return the name of a wheel's metadata folder."""
+    return f"{name}-{version}.dist-info"
+
+
+def write_wheel(name: str, version: str, files: Mapping[str, bytes], entry_points: str = "") -> bytes:
+    """Return a wheel with these files, by path in the archive.
+
+    Args:
+        files: Content of the package's files.
+        entry_points: Text of `entry_points.txt`; empty for none.
+    """
+    info = info_folder(name, version)
+    metadata = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: fieldfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if entry_points:
+        metadata[f"{info}/entry_points.txt"] = entry_points.encode()
+    content = dict(sorted(files.items())) | metadata
+    record = "".join(f"{path},{_record_hash(data)},{len(data)}\n" for path, data in content.items())
+    content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in content.items():
+            entry = zipfile.ZipInfo(path, EPOCH)
+            entry.external_attr, entry.compress_type = PLAIN_FILE << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return out.getvalue()
+
+
+def _record_hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()}"
+
+
+def read_wheel(data: bytes, name: str, version: str) -> list[PackedEntry]:
+    """Return the folders and files of a wheel, parents first.
+
+    Raises:
+        CorruptFile: The archive is damaged, or has unexpected content.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return list(_with_folders(list(_read_entries(archive, name, version))))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise CorruptFile(f"the archive of project {name} is damaged: {error}") from error
+
+
+def _read_entries(archive: zipfile.ZipFile, name: str, version: str) -> Iterator[PackedEntry]:
+    entries, roots, left, seen = archive.infolist(), (name, info_folder(name, version)), MOST_UNPACKED, set[str]()
+    if len(entries) > MOST_ENTRIES:
+        raise _refusal(name, f"{len(entries)} entries, more than {MOST_ENTRIES}")
+    for entry in entries:
+        if entry.is_dir():
+            continue
+        path = entry.filename
+        _check_path(path, name, roots)
+        if path.lower() in seen:
+            raise _refusal(name, f"{path[:MOST_PATH]!r} is there twice")
+        seen.add(path.lower())
+        mode = entry.external_attr >> 16
+        if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
+            raise _refusal(name, f"{path!r} is no plain file")
+        if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
+            raise _refusal(name, f"{path!r} is packed in a way that wheels are not")
+        with archive.open(entry) as file:
+            content = file.read(left + 1)  # the sizes in the archive may be wrong
+        left -= len(content)
+        if left < 0:
+            raise _refusal(name, f"more than {MOST_UNPACKED >> 20} MiB unpacked")
+        yield PackedEntry(path, "file", content)
+
+
+def _check_path(path: str, name: str, roots: tuple[str, str]) -> None:
+    parts = path.split("/")
+    is_plain = len(path) <= MOST_PATH and path.isprintable() and not {"\\", ":"} & set(path)
+    if not is_plain or any(part in ("", ".", "..") for part in parts):
+        raise _refusal(name, f"{path[:MOST_PATH]!r} is no path in it")
+    if len(parts) == 1 or parts[0] not in roots:
+        raise _refusal(name, f"{path!r} is outside {' and '.join(roots)}")
+
+
+def _refusal(name: str, problem: str) -> CorruptFile:
+    return CorruptFile(f"the archive of project {name} is refused: {problem}")
+
+
+def _with_folders(files: list[PackedEntry]) -> Iterator[PackedEntry]:
+    """Yield the files after the folders that they are in; the root has an empty path."""
+    yield PackedEntry("", "folder")
+    folders = {
+        "/".join(parts[:count]) for file in files for parts in [file.path.split("/")] for count in range(1, len(parts))
+    }
+    paths = {file.path for file in files}
+    for folder in sorted(folders):
+        if folder in paths:
+            raise CorruptFile(f"{folder!r} is a file and a folder")
+        yield PackedEntry(folder, "folder")
+    yield from files

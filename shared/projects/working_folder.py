@@ -1,0 +1,134 @@
+"""Working folders of projects: code that is used without installation, on its author's machine.
+
+    air/pyproject.toml    [project] name and version, and [tool.fieldfleet] project = "air"
+    air/plan.toml         a plan with `project = "air"`
+    air/air/              the package
+
+`activate` puts the folder on the path of this process, and of its children by `VARIABLE`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from shared import registry
+from shared.config import read
+from shared.errors import ConfigError
+from shared.projects.names import require_project_name, require_version
+from shared.protocol.messages import ProjectVersion
+
+FILE = "pyproject.toml"
+VARIABLE = "FIELDFLEET_PROJECTS"
+"""Environment variable with the active working folders, separated as in PATH."""
+
+_active: dict[str, WorkingFolder] = {}
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    project: str = ""
+
+
+class _Tools(msgspec.Struct, frozen=True):
+    fieldfleet: _Marker = _Marker()
+
+
+class _Distribution(msgspec.Struct, frozen=True, rename={"entry_points": "entry-points"}):
+    name: str = ""
+    version: str = ""
+    dependencies: list[str] = []
+    entry_points: dict[str, dict[str, str]] = {}
+
+
+class _PyProject(msgspec.Struct, frozen=True):
+    project: _Distribution = _Distribution()
+    tool: _Tools = _Tools()
+
+
+@dataclass(frozen=True)
+class WorkingFolder:
+    """A project's folder.
+
+    Attributes:
+        requires: Distributions that the code imports.
+        entry_points: Entry points by group and name.
+    """
+
+    folder: Path
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
+    entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def package(self) -> Path:
+        """Folder of the package."""
+        return self.folder / self.name
+
+    def identity(self) -> ProjectVersion:
+        """Return its name and version."""
+        return ProjectVersion(name=self.name, version=self.version)
+
+
+def find_working_folder(folder: Path) -> WorkingFolder | None:
+    """Return the project of a folder; None if it is not a working folder.
+
+    Raises:
+        ConfigError: Its file is damaged, or a name or version is malformed.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    content = read(path, _PyProject)
+    if not (name := content.tool.fieldfleet.project):
+        return None
+    try:
+        require_project_name(name)
+        require_version(content.project.version)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not (folder / name / "__init__.py").is_file():
+        raise ConfigError(f"{path}: project {name!r} needs the package {folder / name}/__init__.py; create it")
+    distribution = content.project
+    return WorkingFolder(
+        folder.resolve(), name, distribution.version, tuple(distribution.dependencies), distribution.entry_points
+    )
+
+
+def activate(project: WorkingFolder) -> None:
+    """Make a project's code importable here and in child processes, and allow all of its plugins."""
+    folder = str(project.folder)
+    _active[project.name] = project
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    registry.allow_package(project.name)
+    folders = os.environ.get(VARIABLE, "").split(os.pathsep)
+    if folder not in folders:
+        os.environ[VARIABLE] = os.pathsep.join(filter(None, [*folders, folder]))
+
+
+def activate_found(*folders: Path) -> None:
+    """Activate the working folders that the environment names, and those among `folders`.
+
+    Raises:
+        ConfigError: As `find_working_folder`.
+    """
+    named = (Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
+    for folder in (*named, *folders):
+        if project := find_working_folder(folder):
+            activate(project)
+
+
+def find_active(name: str) -> WorkingFolder | None:
+    """Return the active working folder of a project."""
+    return _active.get(name)
+
+
+def active_names() -> list[str]:
+    """Return the names of the active projects."""
+    return sorted(_active)

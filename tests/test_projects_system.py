@@ -1,0 +1,273 @@
+"""A project on real boards: published, installed where the operator lists it, trained with, and rolled back.
+
+Three agents join a site with certificates by tokens; its enrolment service offers the project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess  # noqa: TID251 - the system is processes
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from device_agent import __main__ as agent_command
+from edge_server.gateway.initialise import SiteSettings, initialise
+from edge_server.gateway.packages.projects import project_wheel
+from edge_server.gateway.packages.store import read_index
+from edge_server.journal.records import AnyRecord, LeftOut, RunOpened, closed_rounds
+from edge_server.journal.sqlite import read_records
+from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.edge_server.processes import ROOT, Ended, captured, final, folder_of, started, until
+from tests.edge_server.textbook import require_equal
+from tests.machine import free_port
+from tests.naming import names_all
+from tests.test_enrolment_system import typed
+
+pytestmark = [needs_mosquitto, pytest.mark.broker, pytest.mark.slow]
+BOARDS = ("board-1", "board-2", "board-3")
+KILLS = 8
+
+
+@dataclass
+class Field:
+    """A site, its enrolment service, a project and the agents that run."""
+
+    folder: Path
+    site: LiveSite
+    port: int
+    agents: dict[str, ExitStack] = field(default_factory=dict)
+    runs: int = 0
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "air"
+
+    def typed(self, *words: object) -> Ended:
+        """Run a command of the server, which must succeed."""
+        done = captured(*words)
+        assert done.code == 0, done.err
+        return done
+
+    def publish(self) -> None:
+        self.typed("project", "publish", self.project, "--folder", self.site.path)
+
+    def set_version(self, version: str) -> None:
+        path = self.project / "pyproject.toml"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(f'version = "{version}"' if line.startswith("version") else line for line in lines))
+
+    def join(self, name: str, *, listed: bool = True, more: str = "") -> None:
+        """Have a board join the site, with a file that its operator writes."""
+        folder = self.folder / name
+        folder.mkdir()
+        data = f'[data]\nsource = "air.data:read"\npath = "{self.project}/data/measurements.csv"\n'
+        projects = 'projects = ["air"]\n' if listed else ""
+        config = f'state_dir = "state"\n{data}[trainer]\nthreads = 1\n{projects}{more}'
+        (folder / "agent.toml").write_text(config)
+        token = self.typed("enrol", name, "--folder", self.site.path, "--port", self.port).out.strip()
+        code, _, why = typed(agent_command.main, "join", "-", "--config", folder / "agent.toml", stdin=f"{token}\n")
+        assert code == 0, why
+
+    def start(self, name: str) -> None:
+        stack = self.agents[name] = ExitStack()
+        path = self.folder / name / "agent.toml"
+        stack.enter_context(started("device_agent", "run", "--config", path, log=self.log(name)))
+
+    def restart(self, *names: str) -> None:
+        for name in names:
+            self.agents.pop(name).close()
+            self.start(name)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def installed(self, name: str) -> list[str]:
+        """Return the versions of the project on a board."""
+        home = self.folder / name / "state" / "projects" / "air"
+        return sorted(path.name for path in home.iterdir() if path.is_dir()) if home.exists() else []
+
+    def train(self) -> tuple[Path, list[AnyRecord], str]:
+        """Run the plan with the boards; return the run's folder, its records and what the command said."""
+        self.runs += 1
+        runs, log = self.folder / f"runs-{self.runs}", self.folder / f"server-{self.runs}.log"
+        words = ("trial", "run", self.project / "plan.toml", "--config", self.site.path / "server.toml")
+        with started("edge_server", *words, "--data-dir", runs, log=log) as process:
+            assert process.wait(240) in (0, 1), log.read_text()
+        return folder_of(runs), read_records(folder_of(runs)), log.read_text()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Field]:
+    """A site with a broker, an enrolment service and a project; no board has joined it."""
+    live = make_site(tmp_path)
+    initialise(live.folder, SiteSettings(addresses=("127.0.0.1",)), now())
+    port = free_port()
+    with asyncio.Runner() as runner, ExitStack() as ending:
+        runner.run(live.start())
+        ending.callback(lambda: runner.run(live.stop()))
+        words = ("enrolment-service", "--folder", live.path, "--host", "127.0.0.1", "--port", port)
+        ending.enter_context(started("edge_server", *words, log=tmp_path / "enrolment.log"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            assert captured("new", "air").code == 0
+        plan = tmp_path / "air" / "plan.toml"
+        text = plan.read_text().replace("rounds = 5", "rounds = 2").replace("local = 3", "cohort = { min_devices = 2 }")
+        plan.write_text(f"{text}\n[round]\ndeadline_s = 60.0\n")
+        field_ = Field(tmp_path, live, port)
+        ending.callback(lambda: [stack.close() for stack in field_.agents.values()])
+        until(lambda: answers(port), "the enrolment service to begin", 60.0)
+        yield field_
+
+
+def answers(port: int) -> bool:
+    """Tell whether anybody listens at a port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def left_out(records: list[AnyRecord]) -> dict[str, str]:
+    return {record.device: record.cause for record in records if isinstance(record, LeftOut)}
+
+
+def test_a_published_project_trains_on_the_boards_that_list_it(site):
+    """Installed by each of them, in the version that the task names; live is replay; old versions remain."""
+    site.publish()
+    for name in BOARDS:
+        site.join(name, listed=name != "board-3")
+        site.start(name)
+    folder, records, said = site.train()
+    assert closed_rounds(records)[-1].arrived == BOARDS[:2], said + site.log("board-1").read_text()
+    assert names_all(left_out(records)["board-3"], "'air'", "projects")
+    assert [site.installed(name) for name in BOARDS] == [["0.1.0"], ["0.1.0"], []]
+    [opened] = [record for record in records if isinstance(record, RunOpened)]
+    assert {plugin.name for plugin in opened.plugins} == {"air.network:build", "air.data:read"}
+    first = final(folder, 2)
+
+    # Another version: installed beside the first, after its code has changed.
+    network = site.project / "air" / "network.py"
+    text = network.read_text()
+    network.write_text(text.replace("hidden: int = 16", "hidden: int = 8"))
+    refused = captured("project", "publish", site.project, "--folder", site.site.path)
+    assert (refused.code, names_all(refused.err, "air", "0.1.0", "version")) == (2, True)
+    site.set_version("0.2.0")
+    site.publish()
+    folder, records, said = site.train()
+    assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
+    assert site.installed("board-1") == ["0.1.0", "0.2.0"]
+    assert len(final(folder, 2)["0.bias"]) == 8
+
+    # Back: the earlier version is still there, also where the gateway offers it no more.
+    site.typed("project", "remove", "air", "0.1.0", "--folder", site.site.path)
+    network.write_text(text)
+    site.set_version("0.1.0")
+    folder, records, said = site.train()
+    assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
+    require_equal(final(folder, 2), first)
+
+
+def test_other_code_and_a_missing_package_leave_out_one_board(site, monkeypatch):
+    """Each is named with its reason, and the run goes on with the others."""
+    site.publish()
+    for name in BOARDS:
+        site.join(name)
+    # Board 1 has other code in the same version: somebody has edited what was installed.
+    installer = [
+        sys.executable,
+        "-m",
+        "device_agent.projects.install",
+        site.folder / "board-1" / "state",
+        "air",
+        "0.1.0",
+    ]
+    subprocess.run(list(map(str, installer)), cwd=ROOT, check=True, timeout=120)  # noqa: S603 - ours
+    path = site.folder / "board-1" / "state" / "projects" / "air" / "0.1.0" / "air" / "network.py"
+    path.write_text(path.read_text() + "\n# edited\n")
+    for name in BOARDS:
+        site.start(name)
+    _, records, said = site.train()
+    assert closed_rounds(records)[-1].arrived == BOARDS[1:], said
+    cause = left_out(records)["board-1"]
+    assert names_all(cause, "device board-1", "'air.network:build'", "0.1.0")
+    assert cause.count("digest") == 2
+
+    # Board 3 lacks a package that the server and the other boards have.
+    (site.project / "air" / "__init__.py").write_text("import fieldlib\n")
+    libraries = site.folder / "libraries"
+    libraries.mkdir()
+    (libraries / "fieldlib.py").write_text("")
+    site.set_version("0.2.0")
+    site.publish()
+    for name in BOARDS:
+        site.agents.pop(name).close()
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    for name in BOARDS[:2]:
+        site.start(name)
+    until(lambda: all("connected" in site.log(name).read_text() for name in BOARDS[:2]), "the boards to connect")
+    monkeypatch.delenv("PYTHONPATH")
+    site.start("board-3")
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    _, records, said = site.train()
+    assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
+    assert names_all(left_out(records)["board-3"], "'fieldlib'")
+
+
+def install(state: Path, version: str) -> subprocess.CompletedProcess[str]:
+    """Run the installer of a board's agent."""
+    words = [sys.executable, "-m", "device_agent.projects.install", str(state), "air", version]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - ours
+
+
+def test_a_killed_installer_leaves_the_earlier_version_or_the_new_one(site):
+    """And what the gateway does not offer, or somebody tampered with, is not installed."""
+    site.publish()
+    site.join("board-1")
+    state = site.folder / "board-1" / "state"
+    assert install(state, "0.1.0").returncode == 0
+    home = state / "projects" / "air"
+    (site.project / "air" / "weights.bin").write_bytes(os.urandom(8 << 20))  # takes a while to write
+    site.set_version("0.2.0")
+    site.publish()
+    words = [sys.executable, "-m", "device_agent.projects.install", str(state), "air", "0.2.0"]
+    begun = time.monotonic()
+    whole = subprocess.Popen(words, cwd=ROOT)  # noqa: S603 - ours
+    assert whole.wait(120) == 0
+    seconds = time.monotonic() - begun
+    for number in range(KILLS):
+        version = f"0.2.{number + 1}"
+        site.set_version(version)
+        site.publish()
+        process = subprocess.Popen([*words[:-1], version], cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: S603 - ours
+        time.sleep(seconds * random.uniform(0.3, 1.0))  # noqa: TID251 - the moment of the kill
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if version in site.installed("board-1"):
+            paths = {path.relative_to(home / version).as_posix() for path in (home / version).rglob("*.bin")}
+            assert paths == {"air/weights.bin"}
+            assert (home / version / "air" / "weights.bin").stat().st_size == 8 << 20
+        assert install(state, version).returncode == 0
+        assert version in site.installed("board-1")
+
+    done = install(state, "0.9.0")
+    assert (done.returncode, names_all(done.stderr, "roof", "project publish")) == (2, True)
+    site.set_version("0.3.0")
+    site.publish()
+    wheel = project_wheel(site.site.path, read_index(site.site.path).project_manifests()[-1])
+    data = bytearray(wheel.read_bytes())
+    data[len(data) // 2] ^= 1
+    wheel.write_bytes(data)
+    done = install(state, "0.3.0")
+    assert (done.returncode, names_all(done.stderr, "SHA-256")) == (2, True)
+    assert "0.3.0" not in site.installed("board-1")
