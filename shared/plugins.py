@@ -1,4 +1,4 @@
-"""Versions and digests of plugins: which code a run uses, and whether a device has the same."""
+"""Versions and digests of plugins; refusal of a device with other code."""
 
 from __future__ import annotations
 

@@ -122,14 +122,14 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     if spec.name in registry:
         return _call(builder, _cached_parameters(builder), spec, what)
     try:
-        made = _call(builder, _read_parameters(builder), spec, what)
+        built = _call(builder, _read_parameters(builder), spec, what)
     except FAULTS as error:
         raise ConfigError(f"{what} {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     product = registry.product if isinstance(registry, Registry) else None
-    if product and not isinstance(made, product):
+    if product and not isinstance(built, product):
         kind = f"{product.__module__}.{product.__qualname__}"
-        raise ConfigError(f"{what} {spec.name!r} returned a {type(made).__name__}, not a {kind}; correct its builder")
-    return made
+        raise ConfigError(f"{what} {spec.name!r} returned a {type(built).__name__}, not a {kind}; correct its builder")
+    return built
 
 
 def _call(builder: Callable[..., T], parameters: Mapping[str, inspect.Parameter], spec: Spec, what: str) -> T:
@@ -235,7 +235,7 @@ def allowed_entries() -> list[str]:
 
 
 def locate(registry: Registry[Any], name: str) -> Plugin | None:
-    """Return where a plugin is, without importing it; None if no installed distribution has this entry point.
+    """Locate a plugin without importing it; None if no installed distribution has this entry point.
 
     Raises:
         ConfigError: Several distributions have it, and not exactly one of them is allowed.
@@ -288,7 +288,7 @@ def _is_listed(plugin: Plugin, name: str) -> bool:
         return True
     listed = (entry.partition(":") for entry in _allowed)
     return any(
-        normalise_distribution(left) == plugin.distribution and right in (name, "*") for left, _, right in listed
+        normalise_distribution(owner) == plugin.distribution and item in (name, "*") for owner, _, item in listed
     )
 
 
@@ -316,8 +316,8 @@ def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str)
         raise ConfigError(f"{what} {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
     is_product = registry.product is not None and isinstance(item, registry.product)
     if not (is_product if registry.holds_products else callable(item)):
-        wanted = registry.product.__qualname__ if registry.holds_products and registry.product else "function"
-        raise ConfigError(f"{what} {name!r}: {plugin.module} has no {wanted} {plugin.attribute!r}; correct the name")
+        kind = registry.product.__qualname__ if registry.holds_products and registry.product else "function"
+        raise ConfigError(f"{what} {name!r}: {plugin.module} has no {kind} {plugin.attribute!r}; correct the name")
     is_by_name = plugin.distribution or f"{plugin.module}:{plugin.attribute}" in _allowed or is_product
     if not is_by_name and not _is_defined_in(item, plugin.module):
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Projects on a board: fetched, verified and installed for the trainer alone, where the operator lists them."""
+"""Projects on a board: fetch, verify and install code for the trainer."""

@@ -1,4 +1,4 @@
-"""Program that fetches, verifies and installs one version of a project; run by the agent before a task.
+"""Installer program: fetch, verify and unpack one version of a project.
 
 The manifest must be signed by the site that this board joined, under the root that the board has pinned; the wheel must
 be the one that the manifest names, with nothing but the project's own files. It is unpacked beside the other versions

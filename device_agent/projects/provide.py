@@ -1,4 +1,4 @@
-"""Find the folder of a task's project, and run the installer if this board does not have that version yet.
+"""Find the folder of a task's project; install a version that is missing.
 
 The installer is a process of its own, so that the idle agent loads neither TLS for downloads, nor certificates, nor
 archives. It writes a version completely or not at all, and may be killed at any time.
@@ -51,67 +51,67 @@ class Projects:
     """Projects that this board's operator lists.
 
     Attributes:
-        listed: Their names.
         state_dir: The agent's folder; versions are installed below it.
+        listed: Names of the projects.
     """
 
     state_dir: Path
     listed: Sequence[str] = ()
 
-    async def provide(self, wanted: ProjectVersion | None) -> ProvidedProject | None:
-        """Return the folder of a project, installed now if necessary; None if no project is wanted.
+    async def provide(self, project: ProjectVersion | None) -> ProvidedProject | None:
+        """Return the folder of a project, installed now if necessary; None without a project.
 
         Raises:
             TaskFailed: It is not listed, refused, or the gateway does not answer.
         """
-        if wanted is None:
+        if project is None:
             return None
         try:
-            require_project_name(wanted.name)
-            require_version(wanted.version)
-            self._require_listed(wanted)
-            if place := _find_working_folder(wanted):
+            require_project_name(project.name)
+            require_version(project.version)
+            self._require_listed(project)
+            if place := _find_working_folder(project):
                 return place
-            home = self.state_dir / FOLDER / wanted.name
-            if not Versions(home).is_installed(wanted.version):
-                self._require_membership(wanted)
-                await self._install(wanted)
+            home = self.state_dir / FOLDER / project.name
+            if not Versions(home).is_installed(project.version):
+                self._require_membership(project)
+                await self._install(project)
         except (ConfigError, ValueError) as error:
             raise TaskFailed(f"ConfigError: {error}") from error
-        return ProvidedProject(wanted.name, home / wanted.version)
+        return ProvidedProject(project.name, home / project.version)
 
-    def _require_listed(self, wanted: ProjectVersion) -> None:
-        if wanted.name not in self.listed:
+    def _require_listed(self, project: ProjectVersion) -> None:
+        if project.name not in self.listed:
             raise ConfigError(
-                f"project {wanted.name!r} is not listed on this board; add it to [trainer] projects if you trust it"
+                f"project {project.name!r} is not listed on this board; add it to [trainer] projects if you trust it"
             )
 
-    def _require_membership(self, wanted: ProjectVersion) -> None:
+    def _require_membership(self, project: ProjectVersion) -> None:
         if read_membership(self.state_dir / IDENTITY / CURRENT_SET) is None:
-            raise ConfigError(f"project {wanted.name!r} is not installed: {NO_CERTIFICATES}")
+            raise ConfigError(f"project {project.name!r} is not installed: {NO_CERTIFICATES}")
 
-    async def _install(self, wanted: ProjectVersion) -> None:
-        log.info("project %s %s: installing", wanted.name, wanted.version)
+    async def _install(self, project: ProjectVersion) -> None:
+        log.info("project %s %s: installing", project.name, project.version)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "device_agent.projects.install"),
-            *(str(self.state_dir), wanted.name, wanted.version),
+            *(str(self.state_dir), project.name, project.version),
             stderr=PIPE,
         )
         try:
-            _, said = await process.communicate()
+            _, output = await process.communicate()
         except asyncio.CancelledError:
             await terminate(process)
             raise
         if process.returncode:
-            cause = (said.decode(errors="replace").strip().splitlines() or ["the installer ended"])[-1][:MOST_MESSAGE]
-            problem = f"project {wanted.name} {wanted.version} is not installed: {cause}"
+            cause = (output.decode(errors="replace").strip().splitlines() or ["the installer ended"])[-1][:MOST_MESSAGE]
+            problem = f"project {project.name} {project.version} is not installed: {cause}"
             if process.returncode == EXIT_REFUSED:
                 raise ConfigError(problem)
             raise TaskFailed(problem)
-        log.info("project %s %s: installed", wanted.name, wanted.version)
+        log.info("project %s %s: installed", project.name, project.version)
 
 
-def _find_working_folder(wanted: ProjectVersion) -> ProvidedProject | None:
+def _find_working_folder(project: ProjectVersion) -> ProvidedProject | None:
     """Return the project's working folder, if the environment of this process names it.
 
     Raises:
@@ -122,10 +122,10 @@ def _find_working_folder(wanted: ProjectVersion) -> ProvidedProject | None:
     from shared.projects.working_folder import find_working_folder  # noqa: PLC0415 - a parser, for its author's machine
 
     for folder in folders.split(os.pathsep):
-        if (project := find_working_folder(Path(folder))) and project.name == wanted.name:
-            if project.version != wanted.version:
+        if (working := find_working_folder(Path(folder))) and working.name == project.name:
+            if working.version != project.version:
                 raise ConfigError(
-                    f"project {wanted.name!r}: {folder} has version {project.version}, the task {wanted.version}"
+                    f"project {project.name!r}: {folder} has version {working.version}, the task {project.version}"
                 )
-            return ProvidedProject(project.name, project.folder)
+            return ProvidedProject(project.name, working.folder)
     return None

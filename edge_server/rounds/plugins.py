@@ -1,4 +1,4 @@
-"""Plugins of a plan: what the run records, what tasks carry, and whether a resumed run still has the same code."""
+"""Plugins of a plan, for its record, its tasks and its resumption."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Projects: a user's code as a working folder, a wheel, and a manifest that a site signs."""
+"""Projects of users: working folders, wheels and signed manifests."""

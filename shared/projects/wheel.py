@@ -1,4 +1,4 @@
-"""Wheels of projects: written the same from the same files, read with every entry checked.
+"""Write reproducible wheels of projects; read them with every entry checked.
 
 A wheel holds pure Python: the project's package and its metadata, `NAME-VERSION.dist-info`. An archive with anything
 else, with a path out of its folders, with links, or that unpacks to more than `MOST_UNPACKED`, is refused as a whole.
@@ -75,26 +75,24 @@ def read_wheel(data: bytes, name: str, version: str) -> list[PackedEntry]:
 
 
 def _read_entries(archive: zipfile.ZipFile, name: str, version: str) -> Iterator[PackedEntry]:
-    entries, roots, left, seen = archive.infolist(), (name, info_folder(name, version)), MOST_UNPACKED, set[str]()
+    entries, roots, remaining, paths = archive.infolist(), (name, info_folder(name, version)), MOST_UNPACKED, set[str]()
     if len(entries) > MOST_ENTRIES:
         raise _refusal(name, f"{len(entries)} entries, more than {MOST_ENTRIES}")
     for entry in entries:
-        if entry.is_dir():
-            continue
-        path = entry.filename
+        path = entry.orig_filename  # `filename` ends at a NUL
         _check_path(path, name, roots)
-        if path.lower() in seen:
+        if path.lower() in paths:
             raise _refusal(name, f"{path[:MOST_PATH]!r} is there twice")
-        seen.add(path.lower())
+        paths.add(path.lower())
         mode = entry.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             raise _refusal(name, f"{path!r} is no plain file")
         if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
             raise _refusal(name, f"{path!r} is packed in a way that wheels are not")
         with archive.open(entry) as file:
-            content = file.read(left + 1)  # the sizes in the archive may be wrong
-        left -= len(content)
-        if left < 0:
+            content = file.read(remaining + 1)  # the sizes in the archive may be wrong
+        remaining -= len(content)
+        if remaining < 0:
             raise _refusal(name, f"more than {MOST_UNPACKED >> 20} MiB unpacked")
         yield PackedEntry(path, "file", content)
 

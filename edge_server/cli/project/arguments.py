@@ -66,11 +66,11 @@ def project(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: There is no such folder, site or version, or a file does not belong into a project.
     """
-    deeds = {"build": _build, "publish": _publish, "list": _list, "remove": _remove}
+    deeds = {"build": _build_wheel, "publish": _publish, "list": _list, "remove": _remove}
     return deeds[options.verb](options)
 
 
-def _build(options: argparse.Namespace) -> int:
+def _build_wheel(options: argparse.Namespace) -> int:
     from edge_server.cli.project.build import build_project, write_build  # noqa: PLC0415
 
     built = build_project(options.project)

@@ -1,4 +1,4 @@
-"""Build a project's wheel and manifest from its working folder; the same files give the same bytes."""
+"""Build the wheel and manifest of a project, byte for byte reproducible."""
 
 from __future__ import annotations
 
