@@ -60,11 +60,15 @@ from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
 from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.registry import FAULTS, build
+from shared.tensors.mixed_precision import PRECISION_BITS, computes_in
 from shared.tensors.placement import CPU, describe, explain_exhausted_memory, state_to_device, synchronize, to_device
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
 log = logging.getLogger("trainer")
+
+FULL_BITS, REDUCED_BITS = 32, 16
+"""Bits of a training step."""
 
 MeasureBlock: TypeAlias = Callable[[], AbstractContextManager[BlockCost]]
 """Measures the cost of a block; the cost is complete at the end of the block."""
@@ -185,8 +189,17 @@ class TrainingTask:
 
     @property
     def trained_on(self) -> str:
-        """Description of the computing device, for the update."""
-        return describe(self.workspace.device)
+        """Description of the computing device, for the update; a task in 16 bits names their type too."""
+        device, precision = describe(self.workspace.device), self.job.task.assignment.hyper.step.precision
+        return device if self.precision_bits != REDUCED_BITS else f"{device} {precision}"
+
+    @property
+    def precision_bits(self) -> int | None:
+        """Bits of a training step, if the plan asks for fewer than 32; 32 where the device cannot compute in fewer."""
+        precision = self.job.task.assignment.hyper.step.precision
+        if precision == "float32" or not self.job.task.train:
+            return None
+        return REDUCED_BITS if computes_in(precision, self.workspace.device) else FULL_BITS
 
     @contextmanager
     def measure(self) -> Iterator[BlockCost]:
@@ -395,6 +408,12 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
         state, result = _require_whole(outcome, job.task)
     result = move_result_to_cpu(result)
     require_finite(result.tree)
+    if task.precision_bits is not None:
+        result = replace(result, metrics={**result.metrics, PRECISION_BITS: float(task.precision_bits)})
+        if task.precision_bits == FULL_BITS:
+            precision = job.task.assignment.hyper.step.precision
+            line = f"{task.trained_on} does not compute in {precision}: training is in float32, as the update says"
+            task.workspace.warn_once(Path(job.state).parent, line)
     return state, result, write_result(job, state, memory, result)
 
 

@@ -22,6 +22,7 @@ from edge_server.plan.sites import SitesPlan
 from edge_server.plan.training import EarlyStoppingPlan, HyperPlan, TaskPlan
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.protocol.messages import Hyper
 from shared.protocol.objective import CLASSIFICATION_SPEC, ObjectiveSpec
 
 MAX_OVER_SELECTION = 10
@@ -191,6 +192,10 @@ class Plan(Section, frozen=True, kw_only=True):
         if fallback and fallback.algorithm:
             instead = msgspec.structs.replace(fallback, algorithm=stopping.merge_into(fallback.algorithm))
             msgspec.structs.force_setattr(self, "fallback", instead)
+
+    def hyper_of(self, number: int) -> Hyper:
+        """Return the hyperparameters of local training in a round."""
+        return self.hyper.of_round(number, self.rounds)
 
     @property
     def objective(self) -> ObjectiveSpec:

@@ -172,7 +172,7 @@ def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
         algorithm=plan.algorithm,
         model=plan.model,
         codec=plan.codec,
-        assignment=Assignment(seed=plan.seed, hyper=plan.hyper),
+        assignment=Assignment(seed=plan.seed, hyper=plan.hyper_of(1)),
         params=NOTHING,
         shared=False,
         evaluate=plan.evaluation.on_device,

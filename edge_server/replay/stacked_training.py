@@ -23,9 +23,10 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import Correction, LocalSgd
 from shared.models.evaluate import build_skeleton
-from shared.protocol.messages import Hyper
+from shared.protocol.messages import Hyper, StepOptions
 from shared.registry import build
-from shared.tensors.sgd import descend
+from shared.tensors.adam import FIRST, SECOND, STEPS
+from shared.tensors.training_step import take_step
 from shared.tensors.tree import Tree
 
 ROOM_BYTES = 16 << 20
@@ -75,6 +76,11 @@ def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) ->
     return min(MOST, fitting) if fitting >= FEWEST else 1
 
 
+def can_stack(step: StepOptions) -> bool:
+    """Return true if a step of stacked devices is each device's own: not if gradients have a common norm or scale."""
+    return not step.used - {"optimizer"}
+
+
 def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     """Return the number of devices of a cohort to train in one pass, leaving work for other processes.
 
@@ -87,7 +93,7 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     Raises:
         ConfigError: The plan's algorithm or model cannot be built.
     """
-    if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0]:
+    if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0] or not can_stack(plan.hyper.step):
         return 1
     return min(devices_per_pass(build_skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
 
@@ -115,7 +121,7 @@ def train(
     """
     order = sorted(range(len(batches)), key=lambda index: -batches[index].num_examples)
     stacks, active = repeat_parameters(network, start, len(order)), 0
-    momenta = {name: torch.zeros_like(stack) for name, stack in stacks.items()} if hyper.momentum else {}
+    momenta = _begin_memory(stacks, hyper)
     losses, counts = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
     for step in _steps([batches[index] for index in order]):
         inputs, labels = _side_by_side(step)
@@ -126,8 +132,7 @@ def train(
         every.backward((1 / sizes.clamp_min(1).to(every.dtype))[:, None].expand_as(every))
         if correct:
             correct(network, start)
-        active_momenta = {name: momentum[: len(step)] for name, momentum in momenta.items()}
-        descend(network.named_parameters(), active_momenta, hyper)
+        take_step(list(network.named_parameters()), _of_first(momenta, len(step)), hyper)
         losses[: len(step)] += every.detach().sum(1)
         counts[: len(step)] += sizes
     changes = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
@@ -141,6 +146,19 @@ def train(
         for place, index in enumerate(order)
     }
     return [results[index] for index in range(len(batches))]
+
+
+def _begin_memory(stacks: Tree, hyper: Hyper) -> Tree:
+    """Return the momentum or moments of all devices before their first step."""
+    if hyper.step.optimizer == "sgd":
+        return {name: torch.zeros_like(stack) for name, stack in stacks.items()} if hyper.momentum else {}
+    moments = {prefix + name: torch.zeros_like(stack) for prefix in (FIRST, SECOND) for name, stack in stacks.items()}
+    return moments | {STEPS + name: torch.zeros(()) for name in stacks}
+
+
+def _of_first(memory: Tree, count: int) -> Tree:
+    """Return views of the first devices' part; devices that train have taken equally many steps."""
+    return {name: leaf if name.startswith(STEPS) else leaf[:count] for name, leaf in memory.items()}
 
 
 def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:

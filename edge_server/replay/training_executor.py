@@ -14,7 +14,7 @@ from device_agent.trainer.task import perform, read_parameters
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.pool import Ending, TrainingOrder
 from edge_server.replay.stacked_networks import stack_networks
-from edge_server.replay.stacked_training import correction_of, train
+from edge_server.replay.stacked_training import can_stack, correction_of, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
 from shared.data.cache import DataCache
@@ -74,7 +74,7 @@ class TrainingExecutor:
             is_sgd, correct = correction_of(algorithm)
             batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
             network = stack_networks(model.layers, batches[0].examples.inputs.shape[1:])
-            if not is_sgd or network is None:
+            if not is_sgd or network is None or not can_stack(task.assignment.hyper.step):
                 return []
             start = read_parameters(jobs[0], self._workspace, algorithm)
             return train(network, start, batches, task.assignment.hyper, correct)

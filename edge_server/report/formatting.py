@@ -111,5 +111,5 @@ def format_section(plan_section: msgspec.Struct) -> str:
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in fields
-        if value is not None
+        if value is not None and value is not msgspec.UNSET
     )

@@ -251,7 +251,10 @@ def _cost_parts(cost: Cost | None, unit: str, *, split: bool = False) -> list[Am
 
 def _task_values(assignment: Assignment) -> dict[str, TaskValue]:
     """Return an assignment's hyperparameters and values as numbers and strings."""
-    values: dict[str, Value] = {**msgspec.structs.asdict(assignment.hyper), **assignment.values}
+    hyper = msgspec.structs.asdict(assignment.hyper)
+    if options := hyper.pop("step_options"):
+        hyper |= msgspec.to_builtins(options)
+    values: dict[str, Value] = {**hyper, **assignment.values}
     return {name: _task_value(value) for name, value in values.items()}
 
 

@@ -162,7 +162,7 @@ class TaskAssigner:
         elif purpose == "evaluate":
             decision = await self._decide(state, devices, number)
         allocation = decision.allocation if decision else {}
-        drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
+        drawn = Cohort(devices, plan.hyper_of(number), plan.seed, plan.rounds)
         assignments = request_merging(self.model, self.algorithm.assign(state, drawn, allocation, number))
         if purpose == "evaluate":  # no split session, even for split algorithms
             assignments = {device: msgspec.structs.replace(task, steps=0) for device, task in assignments.items()}

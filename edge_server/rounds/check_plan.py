@@ -122,7 +122,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         require_fixed_constants(plan.model)
         state = _begin(plan, algorithm, model)
         if algorithm.check_hyper:
-            algorithm.check_hyper(plan.hyper)
+            algorithm.check_hyper(plan.hyper_of(1))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     _check_objective(plan, algorithm, path)
@@ -138,6 +138,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
             f"{path}: model: the name {beside[0]!r} contains {BESIDE!r}, which marks what a method stores beside the "
             "network; rename that layer"
         )
+    _check_step(plan, algorithm, path)
     _check_topk(plan, algorithm, path)
     _check_exact(plan, {*model.tree(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
@@ -195,6 +196,16 @@ def _can_begin(plan: Plan, algorithm: Algorithm, model: Model) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _check_step(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse options of the training step that the algorithm's own steps would ignore."""
+    if missing := sorted(plan.hyper.step.used - algorithm.step_options):
+        able = sorted(name for name, builder in ALGORITHMS.items() if missing[0] in builder().step_options)
+        raise ConfigError(
+            f"{path}: hyper.{missing[0]}: algorithm {plan.algorithm.name!r} trains by its own steps, which do not "
+            f"support it; take it out, or choose one of {', '.join(able)}"
+        )
 
 
 def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:

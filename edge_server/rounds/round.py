@@ -29,6 +29,7 @@ from edge_server.rounds.evaluation import running_statistics as statistics
 from edge_server.rounds.evaluation.round_figures import build_round_record
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.plugins import task_plugins
+from edge_server.rounds.precision import note_full_precision
 from edge_server.rounds.quorum import QuorumWait
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
@@ -152,6 +153,8 @@ class Rounds:
         begun = await self._train_on_server(number, state, assignments)
         split = await self.open_split(number, begun, assignments) if self.algorithm.split else None
         gather = await self.exchange(number, begun, assignments, accepted=accepted, split=split)
+        for note in note_full_precision(self.plan, gather, self.membership.full_precision):
+            await self.persist(self.store.append, note)
         trained, scored = split.top.result if split else begun, None
         after = await self._aggregate(trained, assignments, gather)
         batches = None
@@ -217,7 +220,7 @@ class Rounds:
             return state
         assert self.labelled is not None
         inputs, labels = self.labelled.inputs, self.labelled.labels
-        cohort = Cohort(tuple(sorted(assignments)), plan.hyper, plan.seed, plan.rounds)
+        cohort = Cohort(tuple(sorted(assignments)), plan.hyper_of(number), plan.seed, plan.rounds)
 
         def train() -> State:
             with seed_torch(derive_seed(plan.seed, number, f"{SERVER}/training")):

@@ -47,6 +47,7 @@ from edge_server.rounds.evaluation.running_statistics import choose_batches, set
 from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded
+from edge_server.rounds.precision import noted_devices
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
@@ -62,7 +63,7 @@ from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_matching_examples
 from shared.objectives.training import build_training_objective
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import NORMALISE, OBJECTIVE, Report, Status
+from shared.protocol.messages import NORMALISE, OBJECTIVE, STEP_FIELD, Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
@@ -78,6 +79,7 @@ UNMEASURED = Inputs()
 def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
     """Restore from the journal which devices were online, broken or silent."""
     every = list(records)
+    rounds.membership.full_precision |= noted_devices(every)
     rounds.membership.ever_online |= {record.device for record in every if isinstance(record, Joined)}
     for record in every:
         if isinstance(record, LeftOut) and record.silent:
@@ -218,6 +220,7 @@ def build_membership(
     classes = load_class_names(plan, test, labelled, records)
     needs = frozenset({OBJECTIVE} if plan.task_objective else ())
     needs |= {NORMALISE} if is_federated(plan) else frozenset()
+    needs |= {STEP_FIELD + name for name in plan.hyper.step.used}
     return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records), needs=needs)
 
 
@@ -267,7 +270,7 @@ def _require_examples(rounds: Rounds, tree: Tree) -> None:
             require_matching_examples(rounds.model.layers, tree, examples, source, rounds.model.objective)
     server, labelled = rounds.algorithm.server, rounds.labelled
     if server and server.check and labelled is not None:
-        server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper)
+        server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper_of(1))
 
 
 async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:

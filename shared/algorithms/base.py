@@ -240,6 +240,8 @@ class Algorithm:
         resources: Cost of the training, and the allocated values that it uses.
         departure: Devices may leave for good.
         mixing: Several servers can train together.
+        step_options: Names in `STEP_FEATURES` of what its training steps support beyond plain SGD; plans with others
+            are refused.
         check_hyper: (the plan's hyperparameters) raises ConfigError where the method cannot train with them. None: it
             trains with any.
         reads_labels: Whether devices train on labels; if not, none of theirs is read.
@@ -262,6 +264,7 @@ class Algorithm:
     resources: Resources = Resources()
     departure: Departure | None = None
     mixing: Mixing | None = None
+    step_options: frozenset[str] = frozenset()
     check_hyper: Callable[[Hyper], None] | None = None
     reads_labels: bool = True
     sends_changes: bool = False

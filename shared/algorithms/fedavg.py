@@ -21,9 +21,11 @@ from shared.errors import Diverged
 from shared.models.base import Model
 from shared.models.leaves import load_leaves, read_leaves
 from shared.objectives.training import TrainingObjective
-from shared.protocol.messages import Assignment, Hyper
+from shared.protocol.messages import STEP_FEATURES, Assignment, Hyper
 from shared.tensors import tree
-from shared.tensors.sgd import descend
+from shared.tensors.mixed_precision import MixedPrecision
+from shared.tensors.placement import device_of
+from shared.tensors.training_step import take_step
 from shared.tensors.tree import Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
@@ -32,6 +34,8 @@ Correction: TypeAlias = Callable[[nn.Module, Tree], None]
 Elementwise: a replay may pass the parameters of several devices stacked along an additional first axis.
 """
 
+ALL_STEP_OPTIONS = frozenset(STEP_FEATURES)
+"""Options of a training step that `descend_batches` supports."""
 RECEIVED = (
     "the received model is the cause, not this device's training, unless its examples are not finite; see whose "
     "updates the server's log and report name in the previous round"
@@ -95,24 +99,26 @@ def descend_batches(  # noqa: PLR0913 - everything that a local training is made
     correct: Callable[[], None] | None = None,
     momenta: Tree | None = None,
 ) -> float | None:
-    """Do SGD on the weights of a network in training mode; return the mean loss during training, None without a step.
+    """Train the weights of a network in training mode; return the mean loss during training, None without a step.
 
     Args:
         network: From inputs of shape (B, ...) to outputs of shape (B, ...).
         weights: By name, changed in place.
         correct: Changes the gradients in place, after each backward.
-        momenta: Initial momentum by weight name, changed in place; None for zero.
+        momenta: Initial momentum, or Adam's moments, changed in place; None for zero.
 
     Raises:
         Diverged: The loss of a step is not finite.
     """
     momenta, examples, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
+    precision = MixedPrecision.of(hyper.step, device_of(weight for _, weight in weights))
     for step, (inputs, labels) in enumerate(batches, start=1):
-        loss = objective.loss(network(inputs), labels)
-        loss.backward()
-        if correct:
-            correct()
-        descend(weights, momenta, hyper)
+        with precision.forward():
+            loss = objective.loss(network(inputs), labels)
+        if precision.backward(loss, weights):
+            if correct:
+                correct()
+            take_step(weights, momenta, hyper)
         examples += len(labels)
         loss_sum += require_finite_loss(loss.item(), step) * len(labels)
     return loss_sum / examples if examples else None
@@ -156,5 +162,6 @@ def fedavg() -> Algorithm:
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=True,
+        step_options=ALL_STEP_OPTIONS,
         mixing=Mixing(lambda state: network_leaves(state.tree), mix),
     )

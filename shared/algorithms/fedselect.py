@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import fedavg
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, fedavg
 from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal.sparse_update import most_important
 from shared.algorithms.personal_model import describe_origin, require_finite
@@ -115,6 +115,7 @@ def fedselect(
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=False,
+        step_options=ALL_STEP_OPTIONS - {"optimizer"},  # it applies weight decay itself
         personal=Personal(lambda _model, state, down, _told: _select_prefix(state, OWN) or down),
         mixing=None,
     )

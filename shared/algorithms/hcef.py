@@ -50,7 +50,7 @@ from shared.algorithms.base import (
     Result,
     assign_alike,
 )
-from shared.algorithms.fedavg import LocalSgd, descend_batches, fedavg, require_finite_loss
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, LocalSgd, descend_batches, fedavg, require_finite_loss
 from shared.algorithms.local_training import epochs
 from shared.errors import WireError
 from shared.models.base import Model
@@ -265,5 +265,6 @@ def hcef(
         init=init,
         assign=partial(assign, settings),
         local=partial(local, settings),
+        step_options=ALL_STEP_OPTIONS - {"optimizer"},  # rho and theta are decided for steps of SGD
         resources=Resources(frozenset({STEPS, SENT}), timed_step=LocalSgd()),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import train_copies
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, train_copies
 from shared.algorithms.personal_model import describe_origin, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
@@ -40,6 +40,7 @@ def local_only(*, stopping: Stopping) -> Algorithm:
         aggregate=lambda state, _mean: state,
         personal=Personal(personal_model),
         check_update=_check_update,
+        step_options=ALL_STEP_OPTIONS,
     )
 
 

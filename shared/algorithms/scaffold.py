@@ -246,6 +246,7 @@ def scaffold(
         aggregate=partial(aggregate, settings),
         check_update=check_update,
         check_hyper=check_hyper,
+        step_options=frozenset({"precision"}),  # clipped gradients and steps of Adam have another mean
         mixing=Mixing(shared_tree, mix),
         sends_changes=False,
     )

@@ -29,8 +29,12 @@ the values of an assignment: the most batches to measure over."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Limits of a device's class names, which are sent in one message."""
-OBJECTIVE, NORMALISE = "objective", "normalise"
-TASK_FIELDS = (OBJECTIVE, NORMALISE)
+MAX_FIELDS, MAX_FIELD_CHARS = 64, 1 << 11
+"""Limits of the fields of a task that a device says it knows."""
+OBJECTIVE, NORMALISE, STEP_FIELD = "objective", "normalise", "hyper."
+STEP_FEATURES = ("optimizer", "clip_norm", "precision")
+"""Options of a training step that a method and a device may support or not."""
+TASK_FIELDS = (OBJECTIVE, NORMALISE, *(STEP_FIELD + name for name in STEP_FEATURES))
 """Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""
@@ -96,8 +100,50 @@ LOSSLESS = Spec(name="dense")
 """Lossless codec; a message omits it as a default."""
 
 
-class Hyper(msgspec.Struct, frozen=True, kw_only=True):
-    """Hyperparameters of local training; with zero epochs, no training."""
+class StepOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a training step does beyond plain SGD; names are those of the plan's `[hyper]`.
+
+    Attributes:
+        optimizer: Rule of the step. Momentum is SGD's alone.
+        beta1: Decay of Adam's mean of gradients.
+        beta2: Decay of Adam's mean of squared gradients.
+        eps: Term in the denominator of Adam's step.
+        clip_norm: Norm to which all gradients together are scaled down; 0: none.
+        precision: Type of the forward pass and its gradients where the device computes in it; parameters, their
+            changes and losses are of 32 bits.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float = 0.0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse values that no training can use; all faults are listed."""
+        rules = {
+            "beta1": (0 <= self.beta1 < 1, "0 or more, and below 1"),
+            "beta2": (0 <= self.beta2 < 1, "0 or more, and below 1"),
+            "eps": (0 < self.eps < math.inf, "above 0 and finite"),
+            "clip_norm": (0 <= self.clip_norm < math.inf, "0 for none, or above 0 and finite"),
+        }
+        faults = [f"{name} is {getattr(self, name)}: give {what}" for name, (holds, what) in rules.items() if not holds]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Kinds of options other than plain SGD: `optimizer`, `clip_norm`, `precision`."""
+        return frozenset(name for name in STEP_FEATURES if getattr(self, name) != getattr(PLAIN_STEP, name))
+
+
+PLAIN_STEP = StepOptions()
+"""A step of plain SGD."""
+
+
+class SgdOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Hyperparameters of plain local training; with zero epochs, no training."""
 
     local_epochs: int = 1
     batch_size: int = 32
@@ -117,6 +163,22 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
         faults = [f"{name} is {getattr(self, name)}: give {what}" for name, (holds, what) in rules.items() if not holds]
         if faults:
             raise ValueError("; ".join(faults))
+
+
+class Hyper(SgdOptions, frozen=True, kw_only=True):
+    """Hyperparameters of a task's local training.
+
+    Attributes:
+        step_options: Absent for plain SGD, as in earlier versions, which do not know it: a server gives a task with it
+            only to a device that says in its birth that it does.
+    """
+
+    step_options: StepOptions | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def step(self) -> StepOptions:
+        """Options of the training step."""
+        return self.step_options or PLAIN_STEP
 
 
 class AllocatedValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,7 +331,9 @@ class Status(Message, frozen=True, kw_only=True):
     knows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse more names than any data set has: a server stores those of all devices."""
+        """Refuse more names than any data set or version has: a server stores those of all devices."""
+        if len(self.knows) > MAX_FIELDS or sum(map(len, self.knows)) > MAX_FIELD_CHARS:
+            raise ValueError(f"knows must be {MAX_FIELDS} names and {MAX_FIELD_CHARS} characters at most")
         if self.classes and (len(self.classes) > MAX_CLASSES or sum(map(len, self.classes)) > MAX_CLASS_CHARS):
             raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
 

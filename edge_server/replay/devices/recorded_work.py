@@ -22,7 +22,7 @@ def count_trainable_parameters(trace: Trace) -> int:
     leaves = dict(build_skeleton(plan.model).named_parameters())
     if any(decision.steps for decision in trace.decisions):
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-        assignment = Assignment(seed=plan.seed, hyper=plan.hyper)
+        assignment = Assignment(seed=plan.seed, hyper=plan.hyper_of(1))
         start = algorithm.broadcast(algorithm.init(build_blank(plan.model), plan.seed), "", assignment)
         leaves = {name: leaf for name, leaf in leaves.items() if name in start}
     return sum(leaf.numel() for leaf in leaves.values())

@@ -120,6 +120,7 @@ def _decisions(journal: IndexedJournal) -> Iterable[DecisionRow]:
     for number, (round_opened, _) in sorted(journal.rounds.items()):
         for device, assignment in sorted(round_opened.assignments.items()):
             hyper = msgspec.structs.asdict(assignment.hyper)
+            del hyper["step_options"]  # the same for all; the header has the plan
             yield DecisionRow(
                 round=number,
                 device=device,

@@ -28,12 +28,13 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
 )
+from edge_server.plan.plan import Plan
 from edge_server.replay.trace.observations import BOARD
 from edge_server.replay.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
-from shared.protocol.messages import Assignment, Hyper, Transfer, Update
+from shared.protocol.messages import Assignment, Hyper, SgdOptions, Transfer, Update
 
 COST = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
 # Parts of a cost that are not known yet when the update is sent.
@@ -129,7 +130,7 @@ def _round_records(trace: Trace) -> Iterator[AnyRecord]:
     yield from _evaluation_records(trace, 0, tasks)
     for row in trace.rounds:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
-            yield _opening_record(row, decisions[row.round])
+            yield _opening_record(row, decisions[row.round], trace.header.plan)
         yield from _update_records(run, tasks[row.round])
         yield from _update_records(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
         if row.outcome != "open":
@@ -170,18 +171,22 @@ def _measurement_record(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured
     )
 
 
-def _opening_record(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
+def _opening_record(row: Round, decisions: list[DecisionRow], plan: Plan) -> RoundOpened:
     return RoundOpened(
         round=row.round,
         at=row.opened_s,
         online=row.online,
-        assignments={decision.device: _assignment(decision) for decision in decisions},
+        assignments={decision.device: _assignment(decision, plan) for decision in decisions},
     )
 
 
-def _assignment(row: DecisionRow) -> Assignment:
+def _assignment(row: DecisionRow, plan: Plan) -> Assignment:
+    """Return a recorded assignment; options of the training step are those of the plan, which all rounds share."""
     try:
-        hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
+        hyper = Hyper(
+            **{name: getattr(row, name) for name in SgdOptions.__struct_fields__},
+            step_options=plan.hyper_of(row.round).step_options,
+        )
     except ValueError as error:
         place = f"decisions.csv: round {row.round}, device {row.device}"
         raise ConfigError(f"{place}: {error}; correct or restore that line") from error

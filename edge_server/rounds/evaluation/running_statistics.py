@@ -129,11 +129,11 @@ def session_assignments(
         plan: As returned by `session_plan`.
         algorithm: Built from this plan.
     """
-    cohort = Cohort(tuple(devices), plan.hyper, plan.seed, plan.rounds)
+    cohort = Cohort(tuple(devices), plan.hyper_of(number), plan.seed, plan.rounds)
     if not algorithm.split:
         values = {STATISTICS: True, STATISTICS_BATCHES: steps}
         return assign_alike(state, cohort, dict.fromkeys(devices, values), number)
-    hyper = msgspec.structs.replace(plan.hyper, local_epochs=steps)
+    hyper = msgspec.structs.replace(cohort.hyper, local_epochs=steps)
     assignments = _add_value(algorithm.assign(state, cohort, {}, number), STATISTICS, True)
     return {device: msgspec.structs.replace(task, steps=steps, hyper=hyper) for device, task in assignments.items()}
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import descend_batches, train_copies
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, descend_batches, train_copies
 from shared.algorithms.personal_model import personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import begin, build_algorithm, is_whole, keep_share, read_download
 from shared.models.base import Model
@@ -59,6 +59,7 @@ def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     return replace(
         build_algorithm(local, keep=keep, step_share=step_share),
         init=init,
+        step_options=ALL_STEP_OPTIONS,
         personal=Personal(personal_model, lambda _state, _device, _told: {}),
     )
 

@@ -14,9 +14,9 @@ from functools import partial
 
 from torch import nn
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result, network_leaves
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import descend_batches
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, descend_batches
 from shared.algorithms.subnetwork.server_half import Choice, build_algorithm, draw_active, read_download, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -29,7 +29,9 @@ from shared.tensors.tree import State, Tree
 def random_dropout(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
     method = build_dropout(draw_active, stopping, keep=keep)
-    return replace(method, personal=Personal(received_parameters, lambda state, _device, _assignment: state.tree))
+    return replace(
+        method, personal=Personal(received_parameters, lambda state, _device, _assignment: network_leaves(state.tree))
+    )
 
 
 def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
@@ -40,7 +42,7 @@ def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorit
         keep: Share of neurons for devices without an allocated share.
     """
     base = build_algorithm(partial(train_received, stopping), choose, keep=keep, step_share=smaller_step)
-    return replace(base, personal=Personal(received_parameters))
+    return replace(base, personal=Personal(received_parameters), step_options=ALL_STEP_OPTIONS)
 
 
 def train_received(

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS
 from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal_model import require_finite
 from shared.algorithms.subnetwork import server_half
@@ -90,6 +91,7 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
         absorb=_build_absorb(base),
         aggregate=_build_aggregate(base),
         check_update=check_update,
+        step_options=ALL_STEP_OPTIONS,
         personal=Personal(
             _personal_parameters,
             lambda state, device, assignment: (

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.replay.stacked_networks import stack_networks
-from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, train
+from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, divide_cohort, train
+from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
@@ -23,8 +24,9 @@ from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
-from shared.protocol.messages import Assignment, Hyper
+from shared.protocol.messages import Assignment, Hyper, StepOptions
 from shared.tensors.tree import State
+from tests.edge_server.harness import write_plan
 
 STACKED = sorted(name for name in ALGORITHMS if correction_of(ALGORITHMS[name]())[0])
 CLASSES = 5
@@ -100,6 +102,9 @@ hypers = st.builds(
     learning_rate=st.sampled_from([0.01, 0.1]),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.01]),
+    step_options=st.sampled_from(
+        [msgspec.UNSET, *(StepOptions(optimizer=name, eps=1e-3) for name in ("adam", "adamw"))]
+    ),
 )
 counts = st.lists(st.integers(1, 13), min_size=1, max_size=5)
 
@@ -219,3 +224,11 @@ def test_small_networks_share_a_pass_and_large_ones_do_not():
     assert devices_per_pass(large.layers, picture, 8) == 1
     assert devices_per_pass(mlp().layers, torch.Size([64]), 32) == MOST
     assert devices_per_pass(mlp().layers, torch.Size([64]), 1 << 20) == 1
+
+
+@pytest.mark.parametrize("option", ["clip_norm = 1.0", 'precision = "bfloat16"', 'optimizer = "adam"'])
+def test_devices_whose_gradients_have_a_common_norm_or_scale_train_alone(tmp_path, option):
+    """Adam's moments are each parameter's own."""
+    model = 'name = "mlp"\noptions = { features = 64, hidden = 8, classes = 10 }'
+    plan = load(write_plan(tmp_path, model=model, hyper=f"batch_size = 8\n{option}"), tmp_path)
+    assert (divide_cohort(plan, 40, torch.Size([64])) > 1) == option.startswith("optimizer")

@@ -6,6 +6,7 @@ import inspect
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch.func import functional_call
@@ -13,10 +14,11 @@ from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, evaluated_parameters
-from shared.protocol.messages import Spec
+from shared.protocol.messages import Spec, StepOptions
 from shared.registry import build
-from shared.tensors import file
+from shared.tensors import file, mixed_precision
 from shared.tensors.tree import Mean, State
+from tests.shared.conftest import ROUND
 
 SHORT = {"steps": 6, "supervised_steps": 8, "labelled_queue": 16, "unlabelled_queue": 16}
 """Options of rounds that are over soon; whoever has them takes a hundred steps by default."""
@@ -107,8 +109,10 @@ def test_a_leaf_beside_the_network_is_neither_evaluated_nor_sent(algorithm, mode
     evaluated, also = (evaluated_parameters(algorithm, model(), one) for one in (state, more))
     assert evaluated.keys() == also.keys() <= model().layers.state_dict().keys()
     assert all(torch.equal(leaf, also[name]) for name, leaf in evaluated.items())
+    personal = algorithm.personal and algorithm.personal.sent_for_evaluation
     for device, told in algorithm.assign(state, Cohort(("a", "b"), hyper, seed=1), {}, 1).items():
-        assert algorithm.broadcast(more, device, told).keys() == algorithm.broadcast(state, device, told).keys()
+        for send in (algorithm.broadcast, *([personal] if personal else [])):
+            assert send(more, device, told).keys() == send(state, device, told).keys()
     if algorithm.mixing:
         assert algorithm.mixing.shared_tree(more).keys() == algorithm.mixing.shared_tree(state).keys()
 
@@ -120,3 +124,23 @@ def test_a_leaf_beside_the_network_outlives_checkpoint_and_round(algorithm, mode
     assert after.facts == state.facts
     assert after.tree.keys() == {*state.tree, "beside/0"}
     assert torch.equal(after.tree["beside/0"], torch.ones(3))
+
+
+STEPS = {
+    "optimizer": StepOptions(optimizer="adam"),
+    "clip_norm": StepOptions(clip_norm=1e-3),
+    "precision": StepOptions(precision="bfloat16"),
+}
+
+
+def test_supports_the_options_of_a_step_that_it_names(name, algorithm, play, fleet, monkeypatch):
+    """Each changes what devices train, and all others are refused with the plan."""
+    monkeypatch.setattr(mixed_precision, "computes_in", lambda _precision, _device: True)
+    for option in algorithm.step_options:
+        plain, kept = {}, {}
+        play(algorithm, fleet, 2, ROUND, kept=plain)
+        state = play(algorithm, fleet, 2, msgspec.structs.replace(ROUND, step_options=STEPS[option]), kept=kept)
+        before = play(algorithm, fleet, 2)
+        trees = [(state.tree, before.tree)] + [(kept[device].tree, plain[device].tree) for device in fleet]
+        changed = [not torch.equal(leaf, was[key]) for now, was in trees for key, leaf in now.items() if key in was]
+        assert any(changed), option

@@ -15,7 +15,8 @@ from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.data.examples import batches
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, derive_seed
+from shared.protocol.messages import Assignment, Hyper, StepOptions, derive_seed
+from shared.tensors import mixed_precision
 from shared.tensors.tree import Mean, State
 
 
@@ -23,13 +24,25 @@ def equal(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def make_optimizer(layers: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
+    step, decay = hyper.step, hyper.weight_decay
+    if step.optimizer == "sgd":
+        return torch.optim.SGD(layers.parameters(), hyper.learning_rate, hyper.momentum, weight_decay=decay)
+    kind = torch.optim.Adam if step.optimizer == "adam" else torch.optim.AdamW
+    return kind(layers.parameters(), hyper.learning_rate, (step.beta1, step.beta2), step.eps, decay)
+
+
 def train(layers: nn.Module, data, hyper: Hyper, seed: int) -> None:
-    """Textbook SGD, as anybody would write it."""
-    sgd = torch.optim.SGD(layers.parameters(), hyper.learning_rate, hyper.momentum, weight_decay=hyper.weight_decay)
+    """Train with torch's optimizers, as anybody would write it."""
+    optimizer, step = make_optimizer(layers, hyper), hyper.step
     for inputs, labels in batches(data, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=seed):
-        sgd.zero_grad()
-        functional.cross_entropy(layers(inputs), labels).backward()
-        sgd.step()
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=step.precision == "bfloat16"):
+            loss = functional.cross_entropy(layers(inputs), labels)
+        loss.backward()
+        if step.clip_norm:
+            torch.nn.utils.clip_grad_norm_(layers.parameters(), step.clip_norm)
+        optimizer.step()
 
 
 def textbook(layers: nn.Module, fleet, hyper: Hyper, rounds: int) -> dict[str, torch.Tensor]:
@@ -47,9 +60,25 @@ def textbook(layers: nn.Module, fleet, hyper: Hyper, rounds: int) -> dict[str, t
     return server
 
 
-@pytest.mark.parametrize("change", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"batch_size": 100}], ids=repr)
-def test_is_the_textbooks_bit_for_bit(play, fleet, model, hyper, change):
-    """Three devices of 5, 9 and 16 examples over three rounds: plain, with momentum and decay, with full batches."""
+STEPS = [
+    {"optimizer": "adam"},
+    {"optimizer": "adamw", "beta1": 0.5, "eps": 1e-3, "clip_norm": 0.1},
+    {"clip_norm": 0.1},
+    {"precision": "bfloat16", "clip_norm": 1.0},
+]
+CHANGES = [
+    *({}, {"momentum": 0.9, "weight_decay": 0.01}, {"batch_size": 100}),
+    *({"weight_decay": 0.01, "step_options": StepOptions(**step)} for step in STEPS),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=repr)
+def test_is_the_textbooks_bit_for_bit(play, fleet, model, hyper, change, monkeypatch):
+    """Three devices of 5, 9 and 16 examples over three rounds: plain, with momentum and decay, with full batches.
+
+    And with each option of a step, also on a processor that does not compute in 16 bits itself.
+    """
+    monkeypatch.setattr(mixed_precision, "computes_in", lambda _precision, _device: True)
     hyper = msgspec.structs.replace(hyper, **change)
     assert equal(play(fedavg(), fleet, 3, hyper).tree, textbook(model().layers, fleet, hyper, 3))
 
