@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose local steps are corrected by control variates, so that devices do not drift apart.
+"""SCAFFOLD: FedAvg with local steps corrected by control variates against drift.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML
 2020, algorithm 1 with option II. https://arxiv.org/abs/1910.06378

@@ -28,7 +28,7 @@ FIRST_SCALE, GROWTH_STEPS = 2.0**10, 2000
 with 2^16 and leaves out the first steps of a training; of a task, these may be a large share."""
 
 
-def _cpu_multiplies_bfloat16() -> bool:
+def cpu_multiplies_bfloat16() -> bool:
     """Check a CPU for AVX512_BF16, or for the BF16 extension of ARM; false where torch does not say."""
     if platform.machine() in X86:
         return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
@@ -42,7 +42,7 @@ def computes_in(precision: str, device: torch.device) -> bool:
         return True
     if device.type == "cuda":
         return precision == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and precision == "bfloat16" and _cpu_multiplies_bfloat16()
+    return device.type == "cpu" and precision == "bfloat16" and cpu_multiplies_bfloat16()
 
 
 @dataclass

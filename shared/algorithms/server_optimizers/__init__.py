@@ -1,1 +1,1 @@
-"""Server optimizers: a server step along the devices' mean change that has momentum or adapts to each parameter."""
+"""Server optimizers: momentum and adaptive steps along the devices' mean change."""

@@ -83,6 +83,6 @@ def test_a_processor_that_lacks_a_precision_computes_in_32_bits(monkeypatch):
     """float16 is for GPUs; bfloat16 for processors that say that they multiply in it."""
     assert not computes_in("float16", CPU)
     for has in (True, False):
-        monkeypatch.setattr(mixed_precision, "_cpu_multiplies_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(mixed_precision, "cpu_multiplies_bfloat16", lambda has=has: has)
         dtype = MixedPrecision.of(StepOptions(precision="bfloat16"), CPU).dtype
         assert dtype == (torch.bfloat16 if has else None)
