@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+import shared
 from edge_server.plan.plan import Plan
 from edge_server.release.create import create_release
 from edge_server.release.evaluation_graph import make_evaluation_graph
@@ -135,3 +137,12 @@ def test_the_cost_of_a_plain_module_is_shown_by_cut_or_why_it_has_none(capsys):
     assert table["whole"]["forward_macs"] == 4 * 9 * 36 + 36 * 6 + 6 * 3
     assert called("models", "plainnets:Tied", "--example", 8) == 0
     assert names_all(capsys.readouterr().out, "first.weight", "last.weight", "tied")
+
+
+def test_the_example_of_the_page_is_a_network_with_a_cut(capsys, tmp_path):
+    page = (Path(shared.__file__).parent / "algorithms" / "README.md").read_text()
+    code = page.partition("## Your own network")[2].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "plainnets.py").write_text(code)
+    assert called("models", "plainnets:Net", "--option", "hidden=64", "--example", 1, 8, 8, "--format", "json") == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [(cut["cut"], cut["shape"]) for cut in table["cuts"]] == [(1, [8, 3, 3])]
