@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "join": "join a site with a one-time token",
     "probe": "show the measurements of this board",
     "doctor": "find what keeps this board from measuring and training; suggest fixes",
+    "data": "check the training examples: counts, damaged files, drift since the last check",
     "support-bundle": "write a diagnostic file for support, without secrets",
     "setup": "install PyTorch or ONNX Runtime for the packaged agent",
     "upgrade": "install an agent version signed by the site; roll back if it fails",

@@ -20,6 +20,7 @@ from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_p
 from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
+from shared.data.check_result import read_check
 from shared.errors import CorruptFile, NoData
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
@@ -84,6 +85,8 @@ class Board:
             readings.pop(TOTAL_WATTS, None)
             absent[TOTAL_WATTS] = Absent(lack="busy", cause=f"the meter {meter.url or meter.chip} does not answer")
         facts = result.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
+        if check := read_check(state_dir):
+            facts["data"] = check.summary()
         return Report(
             device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
         )

@@ -39,8 +39,7 @@ def summarise(spec: Data) -> Summary:
     Raises:
         ConfigError: It cannot be trained on; the message is the one that a task would fail with.
     """
-    is_table = spec.source in TABLES
-    most = min(MOST_CELLS if is_table else MOST_VALUES, max(1, available_bytes() // SHARE_OF_MEMORY))
+    is_table, most = spec.source in TABLES, most_values(spec)
     part = read_part(spec, most)
     is_whole = len(part.arrays) == len(part.labels) and not (is_table and part.arrays.inputs.size >= most)
     arrays, labels, extent = part.arrays, part.labels, ""
@@ -48,12 +47,18 @@ def summarise(spec: Data) -> Summary:
         extent = f" (this device's share of {len(part.labels)})"
         arrays = take_share(arrays, spec.partition)
         labels = arrays.labels
-    notes = [*part.notes, *_find_warnings(spec, labels, part.arrays, is_whole=is_whole)]
+    notes = [*part.notes, *find_warnings(spec, labels, part.arrays, is_whole=is_whole)]
     if not is_whole:
         amount = f"the first {len(arrays)} examples" if spec.source != "folder" else f"{len(arrays)} of them"
         extent = f"; read were {amount}, {arrays.inputs.nbytes / MIB:.0f} MiB"
     count = f"more than {len(labels)}" if not is_whole and is_table else str(len(labels))
     return Summary(finding=f"{count} examples{extent}{_describe(spec, arrays, labels, part)}", notes=tuple(notes))
+
+
+def most_values(spec: Data) -> int:
+    """Return the limit of input values to read for a check."""
+    most = MOST_CELLS if spec.source in TABLES else MOST_VALUES
+    return min(most, max(1, available_bytes() // SHARE_OF_MEMORY))
 
 
 def _describe(spec: Data, arrays: Arrays, labels: Labels, part: ReadPart) -> str:
@@ -87,7 +92,7 @@ def _describe_targets(labels: Labels, names: tuple[str, ...]) -> str:
     return f"of {len(class_counts)} {noun}{' of pixels' * is_mask} ({', '.join(class_counts[:MOST_CLASSES])}{more})"
 
 
-def _find_warnings(spec: Data, labels: Labels, arrays: Arrays, *, is_whole: bool) -> list[str]:
+def find_warnings(spec: Data, labels: Labels, arrays: Arrays, *, is_whole: bool) -> list[str]:
     """List likely mistakes in data that can be trained on."""
     warnings = []
     if arrays.inputs.min() == arrays.inputs.max():

@@ -8,37 +8,48 @@ from __future__ import annotations
 import os
 import signal
 import subprocess  # noqa: TID251 - our child, whose crash must not end the doctor
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from device_agent.commands.diagnosis.checks import Check
+from shared.data.check_result import DataCheck
 from shared.data.spec import Data
 from shared.errors import split_remedy
+from shared.registry import VARIABLE
 from shared.runtime.interpreter import Interpreter
 
 PATIENCE_S = 300.0
 AGENT_PYTHON = Interpreter()
+COMPLETE = "complete"
+"""Argument of the child for a complete check."""
 READER = "device_agent.commands.diagnosis.data_reader"
 
 
 class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of the child: a finding with notes, or why the examples cannot be read."""
+    """Output of the child: a finding with notes or a complete check, or why the examples cannot be read."""
 
     finding: str = ""
+    check: DataCheck | None = None
     notes: tuple[str, ...] = ()
     refusal: str = ""
 
 
 def check_examples(
-    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, interpreter: Interpreter = AGENT_PYTHON
+    data: Data,
+    memory_mb: int,
+    patience_s: float = PATIENCE_S,
+    *,
+    interpreter: Interpreter = AGENT_PYTHON,
+    plugins: Sequence[str] = (),
 ) -> Iterator[Check]:
     """Yield whether a task can use the examples, and what a user should look at.
 
     Args:
         memory_mb: Memory limit of the trainer in MiB; 0 for the default.
         patience_s: Time limit of reading, in seconds.
+        plugins: Entries that the trainer may import.
     """
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data] or put the examples there"
@@ -49,21 +60,34 @@ def check_examples(
         yield Check(name="data", state="bad", finding=f"{data.path} is not readable", remedy=remedy)
         return
     place = data.path or data.source
-    command = interpreter.command(READER, str(memory_mb << 20))
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command,
-            input=msgspec.json.encode(data),
-            capture_output=True,
-            timeout=patience_s,
-            check=False,
-            env=interpreter.environment(),
-        )
+        done = run_reader([READER, str(memory_mb << 20)], data, interpreter, plugins, patience_s)
     except subprocess.TimeoutExpired:
         finding = f"{place}: could not be read within {patience_s:.0f} s"
         yield Check(name="data", state="warn", finding=finding, remedy="check for a slow disk or network share")
         return
     yield from _parse_outcome(place, done.returncode, done.stdout, done.stderr)
+
+
+def run_reader(
+    arguments: Sequence[str], data: Data, interpreter: Interpreter, plugins: Sequence[str], patience_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a module of ours that reads the examples.
+
+    Args:
+        arguments: Module and its arguments.
+
+    Raises:
+        subprocess.TimeoutExpired: It takes longer than `patience_s`.
+    """
+    return subprocess.run(  # noqa: S603 - our own module
+        interpreter.command(*arguments),
+        input=msgspec.json.encode(data),
+        capture_output=True,
+        timeout=patience_s,
+        check=False,
+        env={**interpreter.environment(), VARIABLE: " ".join(plugins)},
+    )
 
 
 def _parse_outcome(place: str, code: int, printed: bytes, errors: bytes) -> Iterator[Check]:

@@ -1,7 +1,7 @@
 """Data check subprocess: read and summarise a bounded sample of examples.
 
-`python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input and prints the
-summary as JSON, or the error that would fail a task; LIMIT is the memory limit, 0 for the default.
+`python -m device_agent.commands.diagnosis.data_reader LIMIT [complete]` takes a `Data` as JSON on standard input and
+prints the summary as JSON, or the error that would fail a task; LIMIT is the memory limit, 0 for the default.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ import sys
 
 import msgspec
 
-from device_agent.commands.diagnosis.data_check import ReadOutcome
+from device_agent.commands.diagnosis.data_check import COMPLETE, ReadOutcome
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.registry import allow, entries_of_environment
 from shared.runtime import memory
 
 
-def summarise_examples(data: Data) -> ReadOutcome:
-    """Summarise a bounded sample of the examples, or return why they cannot be read."""
+def read_examples(data: Data, *, complete: bool) -> ReadOutcome:
+    """Summarise the examples, or return why they cannot be read.
+
+    Args:
+        complete: Whether damaged files are left out, and statistics are returned too.
+    """
     try:
-        from shared.data.summary import summarise  # noqa: PLC0415 - numpy may be absent
+        if complete:
+            from shared.data.check import check_examples  # noqa: PLC0415 - numpy may be absent
+
+            return ReadOutcome(check=check_examples(data))
+        from shared.data.summary import summarise  # noqa: PLC0415 - as above
 
         summary = summarise(data)
     except ConfigError as error:
@@ -43,8 +52,9 @@ def main() -> None:
     os.dup2(2, 1)  # library output must not mix with the answer
     memory.limit_data(int(sys.argv[1]) or memory.default_limit())
     memory.prefer_oom_kill()
+    allow(entries_of_environment())
     with out:
-        out.write(msgspec.json.encode(summarise_examples(data)))
+        out.write(msgspec.json.encode(read_examples(data, complete=COMPLETE in sys.argv)))
 
 
 if __name__ == "__main__":

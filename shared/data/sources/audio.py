@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shared.data.classes import normalise_class_names
 from shared.data.formats import Mel
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart
-from shared.data.sources.class_files import FileKind, is_unfinished, list_files, spread
+from shared.data.sources.class_files import FileKind, Listing, is_unfinished, list_files, spread
 from shared.data.sources.mel import log_mel, resample
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -39,7 +39,17 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     Raises:
         ConfigError: soundfile or the folder is absent, or a file is damaged or has another sample rate.
     """
-    listing, mel = list_files(spec, SOUNDS), spec.mel or Mel()
+    return read_listing(list_files(spec, SOUNDS), spec, most)
+
+
+def check_file(path: Path, _: Listing, spec: Data) -> None:
+    """Decode a sound file; raise as `read_samples`."""
+    read_samples(_import_library(), path, spec.mel or Mel())
+
+
+def read_listing(listing: Listing, spec: Data, most: int | None) -> ReadPart:
+    """Read listed sound files; raise as `read_part`."""
+    mel = spec.mel or Mel()
     for line in listing.notes():
         log.warning("%s: %s", listing.place, line)
     values, all_labels = mel.bands * mel.frames, np.array(listing.labels, dtype=np.int64)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,7 +77,11 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
-    listing = list_files(spec, PICTURES)
+    return read_listing(list_files(spec, PICTURES), spec, most)
+
+
+def read_listing(listing: Listing, spec: Data, most: int | None) -> ReadPart:
+    """Read listed pictures; raise as `read_part`."""
     for line in listing.notes():
         log.warning("%s: %s", listing.place, line)
     notes = tuple(listing.notes())
@@ -90,6 +95,19 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     if (len(labels) < len(all_labels) and most is None) or masks is not None:  # unfinished files are left out
         all_labels = labels
     return ReadPart(Arrays(as_inputs(pixels), labels, None, names, identities), all_labels, notes)
+
+
+def check_file(path: Path, listing: Listing, spec: Data) -> None:
+    """Decode a picture, and its mask.
+
+    Raises:
+        ConfigError: It is damaged, or has no mask of its size.
+    """
+    header = read_header(path)
+    layout = Layout(header.width, header.height, "L")
+    decode(path, "L")
+    if spec.masks and spec.is_labelled:
+        _decode_mask(path, listing.place, layout, msgspec.structs.replace(spec, size=msgspec.UNSET))
 
 
 def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:

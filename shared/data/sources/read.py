@@ -88,6 +88,16 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
         part = _read_source(spec, most)
     except MemoryError as error:
         raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
+    return finish_part(part, spec)
+
+
+def finish_part(part: ReadPart, spec: Data) -> ReadPart:
+    """Set channels, check values, identify and select the newest examples, and standardise what a source read.
+
+    Raises:
+        ConfigError: The examples are not as expected.
+    """
+    place = spec.path or spec.source
     examples = _set_channels(part.arrays, spec, place)
     _require_sound(examples, spec, place)
     if spec.is_held_out_by_hash and examples.identities is None:
