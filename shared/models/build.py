@@ -73,7 +73,7 @@ def build_initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
             return _build(spec)
     with _SkipInitialisation():
         model = _build(spec)
-    fill(model.chain, seed, he_normal=model.he_normal)
+    fill(model.layers, seed, he_normal=model.he_normal)
     return replace(model, draw=draw)
 
 

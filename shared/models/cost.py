@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import msgspec
 import torch
@@ -124,9 +125,10 @@ def _describe_cuts(spec: Spec, model: Model, example: Tensor, batch_size: int) -
     except ConfigError as error:  # methods that train the whole network need no chain
         uncut = str(error)
     shapes, macs = _trace_shapes(layers, example)
-    if len(shapes[-1]) != 1:
-        raise ConfigError(f"model {spec.name!r} returns {shapes[-1]} numbers per example, not one per class")
-    label_bytes = 1 if shapes[-1][0] <= BYTE_CLASSES else LONG_BYTES
+    if not shapes[-1]:
+        raise ConfigError(f"model {spec.name!r} does not return one tensor of shape (N, ...); correct its forward")
+    classes, *places_of_labels = shapes[-1]  # of an image, a label for each pixel
+    label_bytes = (1 if classes <= BYTE_CLASSES else LONG_BYTES) * math.prod(places_of_labels)
     cuts = []
     for cut, place in places.items():
         shape = shapes[place]
@@ -220,7 +222,7 @@ def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, tra
             layer.eval()  # accepts a batch of one, with the same operations
     with torch.device(device):
         inputs = torch.zeros(shape)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=_COUNTED) as counter:
         try:
             outputs = network(inputs)
         except FAULTS as error:
@@ -231,3 +233,18 @@ def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, tra
         if trains:
             outputs.sum().backward()
     return int(counter.get_total_flops())
+
+
+def _count_convolution_backward(*arguments: Any, **_outputs: Any) -> int:
+    """Return the operations of a convolution's backward; torch counts each weight's gradient once per group.
+
+    Args:
+        arguments: Shapes and options of `aten.convolution_backward`.
+    """
+    outputs, inputs, weight, *_ = arguments
+    transposed, (needs_inputs, needs_weight, _) = arguments[7], arguments[10]
+    places = (inputs if transposed else outputs)[2:]
+    return int((needs_inputs + needs_weight) * 2 * outputs[0] * math.prod(places) * math.prod(weight))
+
+
+_COUNTED = {torch.ops.aten.convolution_backward: _count_convolution_backward}

@@ -25,6 +25,8 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shared.models.kaiming import WEIGHTED, last_weighted
+
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint32]
 
@@ -45,31 +47,49 @@ ATANH = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11)
 """atanh(s) / s in powers of s^2, for |s| <= 1/5."""
 
 
-def fill(layers: nn.Sequential, seed: int, *, he_normal: bool) -> None:
+def fill(layers: nn.Module, seed: int, *, he_normal: bool) -> None:
     """Write initial weights into a network's parameters and buffers.
 
     Args:
-        layers: Convolutions, linear layers, batch normalisation, and layers without parameters.
+        layers: Convolutions, linear layers, GRUs, batch normalisation, and layers without parameters. A GRU's
+            parameters are uniform within 1 / sqrt(hidden size), as torch's are.
         he_normal: Whether weights are normal with variance 2 / fan_in, 1 / fan_in in the last layer, and biases zero
             (`shared.models.kaiming`); or both uniform within 1 / sqrt(fan_in), as torch's are.
 
     Raises:
         TypeError: The initialisation of a layer with parameters is unknown.
     """
+    last = last_weighted(layers)
     for prefix, layer in layers.named_modules():
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
-            fan_in = layer.weight[0].numel()
-            variance = (1.0 if layer is layers[-1] else 2.0) / fan_in
-            draw, scale = (normal, math.sqrt(variance)) if he_normal else (uniform, 2.0 / math.sqrt(fan_in))
-            _write(layer.weight, word_stream(seed, f"{prefix}.weight"), draw, scale)
-            if layer.bias is not None and he_normal:
-                layer.bias.detach().zero_()
-            elif layer.bias is not None:
-                _write(layer.bias, word_stream(seed, f"{prefix}.bias"), uniform, scale)
+        if isinstance(layer, WEIGHTED):
+            gain = (1.0 if layer is last else 2.0) if he_normal else 0.0
+            _draw_weighted(layer, seed, prefix, gain)
+        elif isinstance(layer, nn.GRU):
+            for name, leaf in layer.named_parameters():
+                stream = word_stream(seed, f"{prefix}.{name}".removeprefix("."))
+                _write(leaf, stream, uniform, 2.0 / math.sqrt(layer.hidden_size))
         elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_parameters()  # ones and zeros
         elif layer._parameters or layer._buffers:  # noqa: SLF001 - without those of nested layers
             raise TypeError(f"the initial weights of a {type(layer).__name__} are not defined")
+
+
+def _draw_weighted(layer: nn.Module, seed: int, prefix: str, gain: float) -> None:
+    """Write weights of variance gain / fan_in and zero biases; with a gain of 0, uniform ones as torch's."""
+    weight, bias = layer.get_parameter("weight"), layer._parameters.get("bias")  # noqa: SLF001
+    fan_in = _fan_in(layer)
+    draw, scale = (normal, math.sqrt(gain / fan_in)) if gain else (uniform, 2.0 / math.sqrt(fan_in))
+    _write(weight, word_stream(seed, f"{prefix}.weight"), draw, scale)
+    if bias is not None and gain:
+        bias.detach().zero_()
+    elif bias is not None:
+        _write(bias, word_stream(seed, f"{prefix}.bias"), uniform, scale)
+
+
+def _fan_in(layer: nn.Module) -> int:
+    """Return the inputs of one output; of a transposed convolution, whose kernels are assumed not to overlap."""
+    weight = layer.get_parameter("weight")
+    return weight.shape[0] if isinstance(layer, nn.ConvTranspose2d) else weight[0].numel()
 
 
 def word_stream(seed: int, name: str) -> Callable[[int], Words]:

@@ -6,18 +6,29 @@ weights of variance 2 / fan_in preserve the variance of activations from layer t
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import nn
 
+WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+Network = TypeVar("Network", bound=nn.Module)
 
-def kaiming(layers: nn.Sequential) -> nn.Sequential:
+
+def kaiming(layers: Network) -> Network:
     """Draw new weights for all convolutions and linear layers, with zero biases; return the network.
 
-    Its last layer is assumed to have no ReLU behind it.
+    Its last layer with weights is assumed to have no ReLU behind it.
     """
+    last = last_weighted(layers)
     for layer in layers.modules():
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
+        if isinstance(layer, WEIGHTED):
             if not layer.weight.is_meta:  # without storage, torch would import a compiler
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if layer is layers[-1] else "relu")
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if layer is last else "relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     return layers
+
+
+def last_weighted(layers: nn.Module) -> nn.Module | None:
+    """Return the last convolution or linear layer of a network; None without any."""
+    return next((layer for layer in reversed([*layers.modules()]) if isinstance(layer, WEIGHTED)), None)

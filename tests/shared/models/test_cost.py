@@ -88,3 +88,17 @@ def test_inputs_that_a_network_does_not_take_are_named():
     """Before a replay begins, which counts the work of a step first."""
     with pytest.raises(ConfigError, match=naming("model", (1, 8, 8))):
         step_flops(Spec(name="mlp", options={"features": 10}), torch.Size((1, 8, 8)), 4)
+
+
+def test_a_depthwise_convolution_is_trained_for_thrice_its_forward():
+    """torch counts the gradient of a weight once per group: 64 times too much here."""
+    layers = cut_table(Spec(name="ds_cnn")).whole
+    first = 64 * 40 * 25 * 5  # its inputs need no gradient
+    assert step_flops(Spec(name="ds_cnn"), torch.Size((1, 49, 10)), 4) == 2 * 4 * (3 * layers.forward_macs - first)
+
+
+def test_networks_are_as_heavy_as_their_papers_say():
+    """MobileNetV3-small: 56 million multiplications (torchvision's 56.5); DS-CNN: 5.4 million operations."""
+    assert f"{cut_table(Spec(name='mobilenet_v3_small')).whole.forward_macs / 1e6:.1f}" == "56.5"
+    assert 2 * cut_table(Spec(name="ds_cnn")).whole.forward_macs == pytest.approx(5.4e6, rel=0.02)
+    assert cut_table(Spec(name="unet")).cuts[0].features_bytes == 64 * (4 * 16 + 1) * 64 * 64, "a label for each pixel"

@@ -10,28 +10,48 @@ from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.kaiming import WEIGHTED
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons
 from tests.naming import naming
 
 SMALL = {
     "alexnet": ({"side": 8, "width": 0.1, "hidden": 9, "classes": 4}, (3, 3, 8, 8)),
+    "autoencoder": ({"features": 2, "steps": 3, "channels": 2, "hidden": 5, "code": 3}, (3, 2, 3, 2)),
     "cnn": ({"channels": 3, "side": 8, "width": 2, "hidden": 5, "classes": 4}, (3, 3, 8, 8)),
     "cnn1d": ({"channels": 2, "window": 12, "width": 3, "hidden": 5, "classes": 4}, (3, 2, 12)),
+    "ds_cnn": ({"channels": 2, "frames": 9, "coefficients": 4, "width": 3, "blocks": 2, "classes": 4}, (3, 2, 9, 4)),
+    "gru": ({"steps": 5, "features": 3, "hidden": 4, "layers": 2, "outputs": 4}, (3, 5, 3)),
     "lenet": ({"channels": 2, "side": 14, "width": 3, "classes": 4}, (3, 2, 14, 14)),
     "mlp": ({"features": 12, "hidden": 5, "classes": 4}, (3, 3, 2, 2)),
+    "mobilenet_v3_small": ({"channels": 1, "side": 32, "width": 0.1, "classes": 4}, (3, 1, 32, 32)),
     "resnet20": ({"channels": 1, "width": 2, "classes": 4}, (3, 1, 9, 9)),
     "spu_cifar": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
     "spu_emnist": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
     "spu_speech": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
+    "tcn": ({"steps": 5, "features": 3, "width": 4, "blocks": 2, "kernel": 2, "outputs": 4}, (3, 5, 3)),
+    "unet": ({"channels": 1, "side": 16, "width": 2, "depth": 2, "classes": 4}, (3, 1, 16, 16)),
     "vgg13": ({"channels": 1, "width": 0.05, "classes": 4}, (3, 1, 28, 28)),
     "vgg16": ({"width": 0.05, "norm": "none", "classes": 4}, (3, 3, 33, 20)),
     "vgg19": ({"width": 0.05, "classes": 4}, (3, 3, 32, 32)),
 }
 """Options and inputs; of other shapes than the defaults where a network takes them."""
 
-CLASSES = {"cnn1d": 6, "spu_emnist": 62, "spu_speech": 35}
+OUTPUTS = {
+    "autoencoder": (64,),
+    "cnn1d": (6,),
+    "ds_cnn": (12,),
+    "gru": (1,),
+    "mobilenet_v3_small": (1000,),
+    "spu_emnist": (62,),
+    "spu_speech": (35,),
+    "tcn": (1,),
+    "unet": (2, 64, 64),
+}
 """Of the defaults, where they are not 10."""
+SMALL_OUTPUTS = {"autoencoder": (2, 3, 2), "unet": (4, 16, 16)}
+DECLARED = {"side", "frames", "steps", "coefficients"}
+"""Options of some networks that change their declared example alone."""
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -52,13 +72,14 @@ def inputs(name) -> torch.Tensor:
 
 def test_outputs_have_one_column_a_class(spec, inputs):
     """With small options, of which each has an effect, and with the defaults on what the model is made for."""
-    assert build_initial(spec, 1).layers(inputs).shape == (3, 4)
+    assert build_initial(spec, 1).layers(inputs).shape == (3, *SMALL_OUTPUTS.get(spec.name, (4,)))
     usual = build_blank(Spec(name=spec.name))
-    assert usual.layers(torch.empty((3, *usual.example), device="meta")).shape == (3, CLASSES.get(spec.name, 10))
+    outputs = usual.layers(torch.empty((3, *usual.example), device="meta"))
+    assert outputs.shape == (3, *OUTPUTS.get(spec.name, (10,)))
     for key in spec.options:
         rest = {other: value for other, value in spec.options.items() if other != key}
         shapes = [leaf.shape for leaf in build_blank(Spec(name=spec.name, options=rest)).layers.parameters()]
-        assert shapes != [leaf.shape for leaf in build_blank(spec).layers.parameters()] or key == "side"
+        assert shapes != [leaf.shape for leaf in build_blank(spec).layers.parameters()] or key in DECLARED
 
 
 def test_a_cut_changes_nothing(spec, inputs):
@@ -68,8 +89,8 @@ def test_a_cut_changes_nothing(spec, inputs):
     whole.square().sum().backward()
     expected = [weight.grad.clone() for weight in model.layers.parameters()]
     buffers = [buffer.clone() for buffer in model.layers.buffers()]
-    assert model.cuts
-    for cut in model.cuts:
+    assert model.cut_places
+    for cut in model.cut_places:
         model = build_initial(spec, 1)
         smashed = model.below(cut)(inputs)
         received = smashed.detach().requires_grad_(True)
@@ -84,8 +105,8 @@ def test_a_cut_changes_nothing(spec, inputs):
 def test_both_sides_of_a_cut_are_the_whole_by_name(spec):
     """A device without a parameter has nothing to learn, a server without one nothing to do; cuts ascend."""
     model = build_initial(spec, 1)
-    assert list(model.cuts) == sorted(set(model.cuts))
-    for cut in model.cuts:
+    assert list(model.cut_places) == sorted(set(model.cut_places))
+    for cut in model.cut_places:
         below, above = dict(model.below(cut).state_dict()), dict(model.above(cut).state_dict())
         assert list(model.below(cut).parameters())
         assert list(model.above(cut).parameters())
@@ -94,16 +115,16 @@ def test_both_sides_of_a_cut_are_the_whole_by_name(spec):
 
 
 def test_a_cut_is_named_by_the_layers_with_weights_below_it(spec):
-    """Convolutions and linear layers."""
+    """Convolutions, linear and recurrent layers."""
     model = build_blank(spec)
-    for cut in model.cuts:
-        layers = [m for m in model.below(cut).modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
+    for cut in model.cut_places:
+        layers = [m for m in model.below(cut).modules() if isinstance(m, (*WEIGHTED, nn.GRU))]
         assert len(layers) == cut
 
 
 def test_an_illegal_cut_is_told_with_the_legal_ones(spec):
     model = build_blank(spec)
-    with pytest.raises(ConfigError, match=naming(99, ", ".join(map(str, model.cuts)))):
+    with pytest.raises(ConfigError, match=naming(99, ", ".join(map(str, model.cut_places)))):
         model.below(99)
     with pytest.raises(ConfigError, match=naming(1, "`cut`")):
         Model(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))).above(1)
@@ -123,6 +144,12 @@ def test_a_chain_refuses_cuts_that_are_none(cuts):
         ("alexnet", {"width": -1.0}),
         ("alexnet", {"side": 7}),
         ("alexnet", {"dropout": 2.0}),
+        ("autoencoder", {"code": 0}),
+        ("ds_cnn", {"coefficients": 1}),
+        ("gru", {"layers": 0}),
+        ("mobilenet_v3_small", {"width": 0.0}),
+        ("tcn", {"blocks": 0}),
+        ("unet", {"side": 20}),
         ("cnn", {"kernel": 4}),
         ("cnn1d", {"window": 3}),
         ("lenet", {"side": 11}),
@@ -145,6 +172,7 @@ def test_options_that_make_no_network_are_refused(name, options):
         (Spec(name="resnet20"), 269_722),
         (Spec(name="alexnet"), 35_855_178),
         (Spec(name="lenet"), 61_706),
+        (Spec(name="mobilenet_v3_small"), 2_542_856),
         (Spec(name="spu_emnist"), 64_722),
         (Spec(name="spu_cifar"), 134_902),
         (Spec(name="spu_speech"), 26_285),
