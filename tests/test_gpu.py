@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from edge_server.journal.records import UpdateAccepted, closed_rounds
+from shared.algorithms.fedavg import descend_batches
 from shared.errors import ConfigError, TaskFailed
+from shared.models.build import build_initial
+from shared.objectives.training import CLASSIFICATION
+from shared.protocol.messages import Hyper, Spec, StepOptions
+from shared.tensors.mixed_precision import computes_in
 from shared.tensors.placement import CPU, choose_device, describe, explain_exhausted_memory
 from tests.edge_server.textbook import require_equal
 from tests.naming import naming
@@ -38,6 +43,27 @@ def test_a_run_on_a_gpu_is_the_cpu_s_but_for_rounding_and_again_the_same(tmp_pat
         here, _ = run(tmp_path / "cpu", name, CPU)
         for key, leaf in here.tree.items():
             torch.testing.assert_close(state.tree[key], leaf, atol=1e-3, rtol=1e-2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_reduced_precision_trains_as_32_bits_do_but_for_rounding(gpu, name):
+    """Thirty steps of AdamW: parameters of 32 bits, and a loss as low."""
+    if not computes_in(name, gpu):
+        pytest.skip(f"this GPU does not compute in {name}")
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(64, 32, generator=generator)
+    batch = inputs.to(gpu), (inputs[:, :4].argmax(1)).to(gpu)
+    losses = {}
+    for precision in ("float32", name):
+        layers = build_initial(Spec(name="mlp", options={"features": 32, "hidden": 64, "classes": 4}), 3).layers.to(gpu)
+        step = StepOptions(optimizer="adamw", precision=precision)
+        hyper = Hyper(learning_rate=0.01, step_options=step)
+        weights = list(layers.named_parameters())
+        losses[precision] = descend_batches(layers, weights, [batch] * 30, hyper, CLASSIFICATION)
+        assert {weight.dtype for weight in layers.parameters()} == {torch.float32}
+    assert losses[name] != losses["float32"]
+    assert losses[name] == pytest.approx(losses["float32"], rel=0.05)
 
 
 @needs_gpu

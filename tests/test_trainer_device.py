@@ -133,6 +133,8 @@ def watched() -> Iterator[torch.device]:
 SIZES = {"train": 40, "test": 12}
 METHODS = {
     "fedprox": "",
+    "fedadam": "",
+    "scaffold": "",
     "fedselect": "",
     "fedspu": "keep = 0.5",
     "random_dropout": "keep = 0.5",
@@ -149,6 +151,11 @@ NETWORKS = {
     "fedprox": 'name = "alexnet"\noptions = { channels = 1, side = 8, hidden = 16, dropout = 0.3, width = 0.05 }'
 }
 """Of all others, one that normalises; this one leaves out at random."""
+STEPS = {
+    "fedadam": 'optimizer = "adamw"\nclip_norm = 1.0\nweight_decay = 0.01',
+    **dict.fromkeys(("scaffold", "fedsl", "semisfl", "fedswitch_sl"), "momentum = 0.0"),
+}
+"""Of all others, with momentum."""
 
 
 def make_plan(folder: Path, name: str) -> Plan:
@@ -164,7 +171,7 @@ def make_plan(folder: Path, name: str) -> Plan:
     sections = {
         "algorithm": f'name = "{name}"\noptions = {{ {METHODS[name]} }}',
         "model": NETWORKS.get(name, 'name = "spu_emnist"\noptions = { side = 8, width = 4, classes = 4 }'),
-        "hyper": f"batch_size = 8\nlearning_rate = 0.05\nmomentum = {0.0 if method.split else 0.9}",
+        "hyper": f"batch_size = 8\nlearning_rate = 0.05\n{STEPS.get(name, 'momentum = 0.9')}",
         "cohort": "min_devices = 3",
         "data": f"{examples}\nholdout = 0.2\nvalidation = 0.2",
         "evaluation": evaluation,

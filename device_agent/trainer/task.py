@@ -447,7 +447,7 @@ def _evaluate(task: TrainingTask, tree: Tree) -> HeldOutScore:
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return NOT_EVALUATED
     model = task.model
-    leaves = {name: tree[name] for name in model.tree()}
+    leaves = {name: tree[name] for name in model.tree() if name in tree}  # of a personal model, counters may be absent
     scored = score(model.layers.eval(), leaves, held_out, task.objective)
     return build_score(
         examples=len(held_out), loss=scored.loss, accuracy=scored.accuracy, metrics=scored.metrics, sums=scored.sums
