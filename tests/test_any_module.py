@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from shared.models.base import Model
+from shared.models.named_inputs import with_named_inputs
 
 
 class Plain(nn.Module):
@@ -98,6 +100,22 @@ class Tied(nn.Module):
         if self.training:
             self.steps += 1
         return self.head(functional.relu(self.decoder(functional.relu(self.encoder(inputs.flatten(1))))))
+
+
+class Several(nn.Module):
+    """A picture, numbers of words and a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.words, self.head = nn.Conv2d(1, 2, 3), nn.Embedding(9, 4), nn.Linear(2 * 36 + 4 + 1, 3)
+
+    def forward(self, words, picture, celsius):
+        features = functional.relu(self.conv(picture)).flatten(1)
+        return self.head(torch.cat([features, self.words(words).mean(1), celsius], 1))
+
+
+def several(side=8):
+    return with_named_inputs(Several(), {"words": torch.int64}, picture=(1, side, side), words=(5,), celsius=())
 
 
 class Flow(nn.Module):
@@ -251,3 +269,47 @@ def test_a_replay_is_the_live_run(tmp_path, network, algorithm):
     state, records = site.play()
     require_equal(state.tree, replayed.tree)
     assert outcome(records) == outcome(others)
+
+
+def write_several(folder: Path) -> str:
+    """Write pictures, words and temperatures, and return the plan's section of them."""
+    random, arrays = np.random.default_rng(5), dict[str, np.ndarray]()
+    for split, count in (("train", 60), ("test", 30)):
+        arrays |= {
+            f"x_{split}.picture": random.integers(0, 256, (count, 8, 8), dtype=np.uint8),
+            f"x_{split}.words": random.integers(0, 9, (count, 5)),
+            f"x_{split}.celsius": random.normal(size=count),
+            f"y_{split}": random.integers(0, 3, count),
+        }
+    np.savez(folder / "several.npz", **arrays)
+    return 'source = "npz"\npath = "several.npz"\nholdout = 0.2'
+
+
+def test_a_network_with_several_inputs_is_trained_on_several_arrays(tmp_path):
+    """Live as in a replay; its outputs are those of the module for the arrays of the file."""
+    plan = plan_of(tmp_path, "several", "fedavg", data=write_several(tmp_path))
+    replayed, others = replay_plan(plan, tmp_path / "replayed" / RUN)
+    site = Site(Network(), plan, tmp_path, name=f"any{next(numbers)}")
+    state, records = site.play()
+    require_equal(state.tree, replayed.tree)
+    assert outcome(records) == outcome(others)
+    assert state.tree.keys() == {f"{name}.{kind}" for name in ("conv", "head") for kind in ("weight", "bias")} | {
+        "words.weight"
+    }
+    network = importlib.import_module("anynets").Several()
+    network.load_state_dict(state.tree)
+    with np.load(tmp_path / "several.npz") as arrays, torch.no_grad():
+        picture = torch.from_numpy(arrays["x_test.picture"].astype(np.float32)[:, None] / 255)
+        celsius = torch.from_numpy(arrays["x_test.celsius"].astype(np.float32)[:, None])
+        outputs = network.eval()(torch.from_numpy(arrays["x_test.words"]), picture, celsius)
+        accuracy = (outputs.argmax(1).numpy() == arrays["y_test"]).mean()
+    assert closed_rounds(records)[-1].accuracy == pytest.approx(accuracy)
+
+
+def test_several_inputs_of_other_sizes_are_refused_before_the_run(tmp_path):
+    model = 'name = "anynets:several"\noptions = { side = 9 }'
+    plan = plan_of(tmp_path, "several", "fedavg", data=write_several(tmp_path), model=model)
+    with pytest.raises(ConfigError, match=r"shape \(70,\), and celsius \(1,\), picture \(1, 9, 9\), words \(5,\)"):
+        replay_plan(plan, tmp_path / RUN)
+    with pytest.raises(ConfigError, match=r"Several is not a chain of layers.*fedavg"):
+        plan_of(tmp_path, "several", "fedsl", data=write_several(tmp_path))

@@ -84,7 +84,10 @@ def init(settings: SemisflSettings, model: Model, seed: int) -> State:
     cut = settings.cut_of(model)
     below = model.below(cut).state_dict()
     if not model.example:
-        raise ConfigError("the model does not say the shape of its inputs, which the projection head needs")
+        raise ConfigError(
+            "the model does not say the shape of its inputs, which the projection head needs: return "
+            "shared.models.base.Model(network, example=(channels, height, width)) from its builder"
+        )
     zeros = {name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in below.items()}
     width = torch.Size(features_at_cut(model, cut, zeros)).numel()
     head = _draw_head(settings, width, seed)

@@ -31,7 +31,9 @@ from shared.algorithms.split.cut_shapes import features_at_cut, outputs_for
 from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
+from shared.models import MODELS
 from shared.models.base import Model
+from shared.models.evaluate import output_shape
 from shared.protocol.messages import Assignment, Hyper, Scalar, derive_seed
 from shared.tensors.tree import State, Tree, check_like
 
@@ -132,7 +134,10 @@ def require_classes(model: Model, labelled: Batch, _hyper: Hyper | None = None) 
         ConfigError: They differ.
     """
     sizes = labelled[1].bincount().tolist()
-    outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
+    if model.spec and model.spec.name in MODELS:
+        outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
+    else:  # the last parameter of a user's module may be any
+        outputs = output_shape(model.layers, {}, labelled[0], "server_data, model").numel()
     if len(sizes) > outputs:
         raise ConfigError(f"server_data: labels go up to {len(sizes) - 1}, but the model has {outputs} outputs")
     if missing := [number for number in range(outputs) if number >= len(sizes) or not sizes[number]]:

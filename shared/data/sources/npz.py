@@ -2,6 +2,9 @@
 
 Array names, first match: `x_train, y_train, x_test, y_test`; `x, y`; or the streams of a sensor, from which
 overlapping windows are cut: `signal` (channels, T), `start` (N,), `label` (N,), `subject` (N,), `test_subjects`.
+
+Several inputs are arrays `x_train.NAME` or `x.NAME`: each example's values, flattened, follow one another in
+alphabetical order of the names; `shared.models.named_inputs` takes them apart.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -99,40 +102,51 @@ class _Header(NamedTuple):
 
 def _read(file: _File, most: int | None) -> ReadPart:
     spec, path, names = file.spec, file.path, set(file.arrays.files)
-    inputs_name, labels_name = f"x_{spec.split}", f"y_{spec.split}"
-    if inputs_name in names and (labels_name in names or not spec.reads_labels):
-        return _read_split(file, (inputs_name, labels_name), most)
-    if "x" in names and ("y" in names or not spec.reads_labels):
+    labels_name = f"y_{spec.split}"
+    split_inputs, inputs = (_find_inputs(names, prefix) for prefix in (f"x_{spec.split}", "x"))
+    if split_inputs and (labels_name in names or not spec.reads_labels):
+        return _read_split(file, (split_inputs, labels_name), most)
+    if inputs and ("y" in names or not spec.reads_labels):
         if spec.split == "test":
             raise ConfigError(f"{path}: x and y have no test split; name arrays x_test and y_test, or use holdout")
-        return _read_split(file, ("x", "y"), most)
+        return _read_split(file, (inputs, "y"), most)
     if {"signal", "start", "subject", "test_subjects"} <= names and ("label" in names or not spec.reads_labels):
         return _read_windows(file, most)
     raise ConfigError(
-        f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; name arrays {inputs_name} and {labels_name}"
+        f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; name arrays x_{spec.split} and {labels_name}"
     )
 
 
-def _read_split(file: _File, names: tuple[str, str], most: int | None) -> ReadPart:
-    spec, path = file.spec, file.path
-    header = _check_header(file, names[0], NUMBERS)
-    if len(header.shape) == 1:
-        raise ConfigError(f"{path}: {names[0]} has shape {header.shape}; save an array of shape (N, features)")
+def _find_inputs(names: Collection[str], prefix: str) -> tuple[str, ...]:
+    """Return the array of the inputs, or those of several named ones in alphabetical order; empty if there is none."""
+    return (prefix,) if prefix in names else tuple(sorted(name for name in names if name.startswith(f"{prefix}.")))
+
+
+def _read_split(file: _File, names: tuple[tuple[str, ...], str], most: int | None) -> ReadPart:
+    spec, path, inputs_names = file.spec, file.path, names[0]
+    headers = {name: _check_header(file, name, NUMBERS) for name in inputs_names}
+    header = headers[inputs_names[0]]
+    if len(header.shape) == 1 and len(headers) == 1:
+        raise ConfigError(f"{path}: {inputs_names[0]} has shape {header.shape}; save an array of shape (N, features)")
     labels, classes = _read_labels(file, names[1]) if spec.reads_labels else (no_labels(header.shape[0]), ())
     clients = None
     if spec.client_column:
         client_array = f"{spec.client_column}_{spec.split}"
         clients = _read_clients(file, client_array if client_array in file.arrays.files else spec.client_column)
     people = labels if clients is None else clients
-    _require_equal_lengths(path, {names[0]: header.shape[0], names[1]: len(labels), "clients": len(people)})
-    rows = (
-        header.shape[0] if most is None else min(header.shape[0], max(1, most // max(1, math.prod(header.shape[1:]))))
-    )
-    inputs = _read_array(file, names[0], NUMBERS, rows=rows)
-    if inputs.dtype == np.uint8:
-        inputs = _put_channels_first(inputs, path)
+    lengths = {name: each.shape[0] for name, each in headers.items()}
+    _require_equal_lengths(path, {**lengths, names[1]: len(labels), "clients": len(people)})
+    values = sum(math.prod(each.shape[1:]) for each in headers.values())
+    rows = header.shape[0] if most is None else min(header.shape[0], max(1, most // max(1, values)))
+    inputs = [_read_inputs(file, name, rows) for name in inputs_names]
+    packed = inputs[0] if len(inputs) == 1 else np.concatenate([part.reshape(rows, -1) for part in inputs], axis=1)
     row_clients = None if clients is None else tuple(clients[:rows].tolist())
-    return ReadPart(Arrays(as_inputs(inputs), labels[:rows], row_clients, classes), labels)
+    return ReadPart(Arrays(packed, labels[:rows], row_clients, classes), labels)
+
+
+def _read_inputs(file: _File, name: str, rows: int) -> NDArray[np.float32]:
+    inputs = _read_array(file, name, NUMBERS, rows=rows)
+    return as_inputs(_put_channels_first(inputs, file.path) if inputs.dtype == np.uint8 else inputs)
 
 
 def _read_windows(file: _File, most: int | None) -> ReadPart:
