@@ -61,6 +61,10 @@ def chain(hidden=8):
     return Model(nn.Sequential(OrderedDict(zip(names, layers))), {1: 3, 2: 6, 3: 10})
 
 
+def described():
+    return Model(Plain(), example=(1, 8, 8))
+
+
 class Block(nn.Module):
     def __init__(self, channels, wide):
         super().__init__()
@@ -153,6 +157,7 @@ def plan_of(folder: Path, network: str, algorithm: str, options: str = "", **sec
     for split, count in (("train", 90), ("test", 45)):
         labels = random.integers(0, 3, count)
         pictures = random.normal(size=(count, 1, 8, 8)) + np.eye(8)[labels][:, None, None, :]
+        pictures = 1 / (1 + np.exp(-pictures))
         arrays |= {f"x_{split}": pictures.astype(np.float32), f"y_{split}": labels}
     np.savez(folder / "pictures.npz", **arrays)
     has_momentum = not ALGORITHMS[algorithm]().split and algorithm != "scaffold"
@@ -313,3 +318,27 @@ def test_several_inputs_of_other_sizes_are_refused_before_the_run(tmp_path):
         replay_plan(plan, tmp_path / RUN)
     with pytest.raises(ConfigError, match=r"Several is not a chain of layers.*fedavg"):
         plan_of(tmp_path, "several", "fedsl", data=write_several(tmp_path))
+
+
+SEMISUPERVISED = [
+    *(("supervised_only", "described"), ("semifl", "Flow"), ("fedmatch", "Flow"), ("fedswitch", "Tied")),
+    *(("semifl", "Residual"), ("semisfl", "described"), ("fedswitch_sl", "described")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "network"), SEMISUPERVISED)
+def test_semisupervised_methods_train_plain_modules(tmp_path, algorithm, network):
+    """Methods of whole models any, split ones a chain whose builder says the shape of an example."""
+    plan = plan_of(
+        tmp_path,
+        network,
+        algorithm,
+        server_data='source = "npz"\npath = "pictures.npz"\nlimit = 30',
+        data='source = "npz"\npath = "pictures.npz"\nlabels = "none"'
+        if algorithm != "supervised_only"
+        else 'source = "npz"\npath = "pictures.npz"',
+    )
+    state, records = replay_plan(plan, tmp_path / RUN)
+    assert [closed.outcome for closed in closed_rounds(records)] == ["aggregated", "aggregated"]
+    assert closed_rounds(records)[-1].accuracy is not None
+    assert algorithm == "fedmatch" or build_blank(plan.model).tree().keys() <= state.tree.keys()

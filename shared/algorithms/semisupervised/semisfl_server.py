@@ -33,6 +33,7 @@ from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
 from shared.models import MODELS
 from shared.models.base import Model
+from shared.models.build import build_initial
 from shared.models.evaluate import output_shape
 from shared.protocol.messages import Assignment, Hyper, Scalar, derive_seed
 from shared.tensors.tree import State, Tree, check_like
@@ -134,10 +135,11 @@ def require_classes(model: Model, labelled: Batch, _hyper: Hyper | None = None) 
         ConfigError: They differ.
     """
     sizes = labelled[1].bincount().tolist()
-    if model.spec and model.spec.name in MODELS:
+    if model.spec and model.spec.name not in MODELS:  # a user's network, whose last parameter may be any
+        layers = build_initial(model.spec, 0).layers
+        outputs = output_shape(layers, {}, labelled[0].cpu(), "server_data, model").numel()
+    else:
         outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
-    else:  # the last parameter of a user's module may be any
-        outputs = output_shape(model.layers, {}, labelled[0], "server_data, model").numel()
     if len(sizes) > outputs:
         raise ConfigError(f"server_data: labels go up to {len(sizes) - 1}, but the model has {outputs} outputs")
     if missing := [number for number in range(outputs) if number >= len(sizes) or not sizes[number]]:
