@@ -94,6 +94,11 @@ class HyperPlan(SgdOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         step = self.step
         return Hyper(**given, step_options=step if step != PLAIN_STEP else msgspec.UNSET)
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the learning rate differs between rounds."""
+        return bool(self.warmup_rounds) or (self.schedule or "constant") != "constant"
+
     def rate_factor(self, number: int, rounds: int) -> float:
         """Return the share of the learning rate in a round, above 0 and at most 1."""
         warmup = self.warmup_rounds or 0

@@ -6,6 +6,7 @@ because it imports the optimizers, which import those structs.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -139,6 +140,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
             "network; rename that layer"
         )
     _check_step(plan, algorithm, path)
+    _check_schedule(plan, path)
     _check_topk(plan, algorithm, path)
     _check_exact(plan, {*model.tree(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
@@ -206,6 +208,19 @@ def _check_step(plan: Plan, algorithm: Algorithm, path: Path) -> None:
             f"{path}: hyper.{missing[0]}: algorithm {plan.algorithm.name!r} trains by its own steps, which do not "
             f"support it; take it out, or choose one of {', '.join(able)}"
         )
+
+
+def _check_schedule(plan: Plan, path: Path) -> None:
+    """Refuse a schedule of the plan beside one of the algorithm: their factors would multiply."""
+    builder = ALGORITHMS.get(plan.algorithm.name)
+    option = inspect.signature(builder).parameters.get("schedule") if builder else None
+    if plan.hyper.is_scheduled and option:
+        schedule = plan.algorithm.options.get("schedule", option.default)
+        if schedule != "constant":
+            raise ConfigError(
+                f"{path}: hyper.schedule: algorithm {plan.algorithm.name!r} has its own schedule {schedule!r}; set the "
+                'option schedule = "constant", or take schedule and warmup_rounds out of [hyper]'
+            )
 
 
 def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import msgspec.inspect as shape
 import pytest
 import torch
@@ -21,7 +22,7 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import build_blank, build_initial
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import Assignment, Hyper, Report
+from shared.protocol.messages import Assignment, Hyper, Report, StepOptions
 from shared.protocol.objective import ObjectiveSpec, Target
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import MLP, Own, drive
@@ -36,6 +37,16 @@ _HYPERS = st.builds(
     learning_rate=st.floats(1e-6, 10),
     momentum=st.floats(0, 0.99),
     weight_decay=st.floats(0, 1),
+    step_options=st.just(msgspec.UNSET)
+    | st.builds(
+        StepOptions,
+        optimizer=st.sampled_from(["sgd", "adam", "adamw"]),
+        beta1=st.floats(0, 0.99),
+        beta2=st.floats(0, 0.99),
+        eps=st.floats(1e-9, 1),
+        clip_norm=st.floats(0, 100),
+        precision=st.sampled_from(["float32", "bfloat16", "float16"]),
+    ),
 )
 _INPUTS = st.builds(
     Inputs,

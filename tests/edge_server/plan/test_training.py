@@ -111,3 +111,16 @@ def test_a_method_whose_steps_do_not_support_an_option_is_refused(tmp_path, meth
 def test_no_method_supports_an_option_that_is_unknown():
     for name, builder in ALGORITHMS.items():
         assert builder().step_options <= set(OPTIONS), name
+
+
+@pytest.mark.parametrize("options", ['schedule = "constant"', ""])
+@pytest.mark.parametrize("hyper", ['schedule = "cosine"', "warmup_rounds = 2", 'schedule = "constant"'])
+def test_two_schedules_at_once_are_refused(tmp_path, hyper, options):
+    """Split learning has a cosine of its own unless that is constant."""
+    model = 'name = "mlp"\noptions = { features = 64, hidden = 8, classes = 10 }'
+    path = write_plan(tmp_path, algorithm=f'name = "fedsl"\noptions = {{ {options} }}', model=model, hyper=hyper)
+    if options or "constant" in hyper:
+        assert load(path, tmp_path).rounds == 2
+        return
+    with pytest.raises(ConfigError, match=naming("hyper.schedule", "fedsl", "cosine", "constant")):
+        load(path, tmp_path)
