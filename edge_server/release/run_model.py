@@ -71,7 +71,8 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
 
     Args:
         number: Round; None for the most accurate stored one, or the last one if the plan keeps that.
-        example: Shape of one input; empty for that of the plan's data, or else the network's declared one.
+        example: Shape of one input; empty for that of the plan's data, of the devices' examples, or else the network's
+            declared one.
 
     Raises:
         ConfigError: The run stores no complete model of that round, its parameters are not finite, its input shape is
@@ -81,13 +82,16 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
     model, number = read_network(run, number)
     assert run.opened
     plan = run.opened.plan
-    examples = None if example else load_test_examples(plan)
-    shape = tuple(example) or (() if examples is None else tuple(examples.inputs.shape[1:])) or model.example
+    inputs = _find_inputs(plan, run.records)
+    has_tests = not example and bool(plan.evaluation.every or not (inputs and inputs.shape))
+    examples = load_test_examples(plan) if has_tests else None
+    tested = () if examples is None else tuple(examples.inputs.shape[1:])
+    shape = tuple(example) or tested or (inputs.shape if inputs else ()) or model.example
     if not shape:
         raise ConfigError(f"model {plan.model.name!r} declares no input shape; give --example")
     classes = _find_class_names(plan, examples, run.records)
     source = _describe_source(run, build(ALGORITHMS, plan.algorithm, "algorithm"), number)
-    prepared = _describe_preprocessing(_find_inputs(plan, run.records), shape)
+    prepared = _describe_preprocessing(inputs, shape)
     return RunModel(plan, model, model.tree(), shape, classes, prepared, source)
 
 
@@ -174,7 +178,10 @@ def load_test_examples(plan: Plan) -> Examples | None:
     try:
         return load(test_data(plan))
     except ConfigError as error:
-        log.warning("the run's test data cannot be loaded (%s); using the network's declared input shape", error)
+        log.warning(
+            "the run's test data cannot be loaded (%s); using the input shape of the devices, or else of the network",
+            error,
+        )
         return None
 
 

@@ -1,0 +1,1 @@
+"""Forecast of fine dust by street sensors."""

@@ -1,0 +1,1 @@
+"""Segmentation of scratches on brushed metal."""
