@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 URL = "http://127.0.0.1:18471/v2/models/air"
@@ -18,7 +19,7 @@ def ask(path: str = "", body: object = None) -> dict:
 
 about = ask()
 prepare = about["parameters"]["preprocessing"]
-with open(sys.argv[1], newline="") as file:
+with Path(sys.argv[1]).open(newline="") as file:
     rows = list(csv.DictReader(file))[-HOURS:]
 columns = zip(prepare["features"], prepare["mean"], prepare["std"], strict=True)
 values = [(float(row[name]) - mean) / std for name, mean, std in columns for row in rows]
