@@ -1,4 +1,4 @@
-"""The complete examples: every command of each README, in order, with a real broker, three agents and a model server."""
+"""The examples: every command of each README, in order, with a real broker, three agents and a model server."""
 
 from __future__ import annotations
 
