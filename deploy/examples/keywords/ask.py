@@ -24,6 +24,6 @@ about = ask()
 prepare = about["parameters"]["preprocessing"]
 samples, _ = soundfile.read(sys.argv[1], dtype="float32")
 features = (log_mel(samples[None], Mel()) - prepare["mean"][0]) / prepare["std"][0]
-tensor = {**about["inputs"][0], "shape": [1, 1, *features.shape[1:]], "data": features.ravel().tolist()}
+tensor = {**about["inputs"][0], "shape": [1, *about["inputs"][0]["shape"][1:]], "data": features.ravel().tolist()}
 [output] = ask("/infer", {"inputs": [tensor]})["outputs"]
 sys.stdout.write(about["parameters"]["classes"][int(np.argmax(output["data"]))] + "\n")
