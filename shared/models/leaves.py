@@ -41,14 +41,12 @@ def call_with(network: nn.Module, leaves: Mapping[str, Tensor], inputs: Tensor) 
     """
     constants = [(name, leaf) for name, leaf in network.named_buffers() if leaf.device != inputs.device]
     moved = {name: leaf.to(inputs.device) for name, leaf in constants if not leaf.is_meta}
-    leaves, tied = {**moved, **leaves}, tied_names(network)
-    slots = {name for prefix, module in network.named_modules() for name in _own_names(prefix, module)}
-    every = {**leaves, **{name: leaves[first] for name, first in tied.items() if first in leaves and name in slots}}
-    outputs: Tensor = (
-        functional_call(network, every, (inputs,), tie_weights=False)
-        if tied
-        else functional_call(network, dict(leaves), (inputs,))
-    )
+    every = {**moved, **leaves}
+    tied = tied_names(network)
+    if tied:
+        slots = {name for prefix, module in network.named_modules() for name in _own_names(prefix, module)}
+        every |= {name: every[first] for name, first in tied.items() if first in every and name in slots}
+    outputs: Tensor = functional_call(network, every, (inputs,), tie_weights=not tied)
     return outputs
 
 

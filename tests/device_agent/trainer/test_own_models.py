@@ -39,6 +39,22 @@ class Moody(nn.Module):
 
 def moody() -> Model:
     return Model(nn.Sequential(*net().layers, Moody()))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("1", nn.Linear(4, 8))
+        self.add_module("3", nn.Linear(8, 2))
+
+    def forward(self, inputs):
+        hidden = self.get_submodule("1")(inputs)
+        return self.get_submodule("3")(hidden.relu() if hidden.sum() < 1e9 else hidden)
+
+
+class Wide(Plain):
+    def forward(self, inputs):
+        return super().forward(inputs.repeat(1, 2))
 """
 
 
@@ -77,6 +93,12 @@ def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_
                 host.do(host.train(make_task(round=2, model=Spec(name="badnets:raising"))))
             with pytest.raises(TaskFailed, match="no_such_thing"):
                 host.do(host.train(make_task(round=3, model=Spec(name="badnets:moody"))))
+            host.do(host.train(make_task(round=4, model=Spec(name="badnets:Plain"))))
+            assert host.rounds == [1, 4]
+            with pytest.raises(
+                TaskFailed, match=r"layer 1, Linear, gets float32 \(N x 8\), and expects \(N x ... x 4\)"
+            ):
+                host.do(host.train(make_task(round=5, model=Spec(name="badnets:Wide"))))
             assert host.pid == pid
         finally:
             runner.run(trainer.close())

@@ -154,13 +154,13 @@ def test_an_outline_has_no_storage_but_its_constants():
     assert "0.mask" not in passing.tree()
 
 
-def replayed(folder, network, algorithm):
+def replayed(folder, network, algorithm, **sections):
     sections = {
         "model": f'name = "ownfaults:{network}"',
         "algorithm": f'name = "{algorithm}"',
         "rounds": 2,
         "evaluation": "every = 1",
-    }
+    } | sections
     more = '[partition]\nkind = "even"\n[[device]]\nname = "a"\ncount = 2'
     plan = load(write_plan(folder, data=write_examples(folder, 60), more=more, **sections), folder)
     state, records = replay_plan(plan, folder / "run")
@@ -192,3 +192,15 @@ def test_tied_weights_travel_once_and_stay_tied(tmp_path, network, algorithm):
             name for name in tree if name in build_initial(Spec(name="ownfaults:twice"), 0).layers.state_dict()
         } <= {*("0.weight", "0.bias", "3.weight", "3.bias")}
     assert not any(name.startswith("again") or name == "last.weight" for name in tree)
+
+
+@pytest.mark.parametrize("codec", ["masked", "quantize", "float16", "topk", "chain"])
+def test_every_codec_carries_buffers_of_any_type(tmp_path, codec):
+    """Buffers that do not change arrive unchanged."""
+    tree = replayed(tmp_path, "mask", "fedavg", codec=f'name = "{codec}"')
+    assert torch.equal(tree["0.ids"], torch.arange(8))
+    assert torch.equal(tree["0.mask"], torch.arange(8) > 1)
+    assert torch.equal(tree["0.bytes"], torch.arange(8, dtype=torch.uint8))
+    assert torch.equal(tree["0.wide"], torch.full((8,), 0.5, dtype=torch.float64))
+    assert torch.equal(tree["0.sixteen"], torch.full((8,), 0.5, dtype=torch.float16))
+    assert tree["0.seen"].item() is True
