@@ -94,7 +94,11 @@ class Field:
     def installed(self, name: str) -> list[str]:
         """Return the versions of the project on a board."""
         home = self.folder / name / "state" / "projects" / "air"
-        return sorted(path.name for path in home.iterdir() if path.is_dir()) if home.exists() else []
+        return (
+            sorted(path.name for path in home.iterdir() if path.is_dir() and not path.is_symlink())
+            if home.exists()
+            else []
+        )
 
     def train(self) -> tuple[Path, list[AnyRecord], str]:
         """Run the plan with the boards; return the run's folder, its records and what the command said."""
@@ -176,6 +180,7 @@ def test_a_published_project_trains_on_the_boards_that_list_it(site):
     folder, records, said = site.train()
     assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
     require_equal(final(folder, 2), first)
+    assert (site.folder / "board-1" / "state" / "projects" / "air" / "current").readlink().name == "0.1.0"
 
 
 def test_other_code_and_a_missing_package_leave_out_one_board(site, monkeypatch):

@@ -29,6 +29,7 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_settings
 from device_agent.measurement.tuning.plan import Target
+from device_agent.projects.environment import export_plugins
 from device_agent.projects.provide import Projects
 from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
@@ -91,6 +92,7 @@ class AgentEvents:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then clean up."""
     folder = ensure_writable(Path(config.state_dir), "name a folder this user may write")
+    export_plugins(config.trainer.plugin_entries, config.trainer.projects, folder)
     serving = _compose_serving(config, folder)
     stopping, home = asyncio.Event(), find_versions_folder()
     trial = TrialReporter(home, folder, running_version(home) if home else "")

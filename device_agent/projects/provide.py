@@ -18,7 +18,6 @@ from pathlib import Path
 from device_agent.identity.credentials import CURRENT as CURRENT_SET
 from device_agent.identity.credentials import FOLDER as IDENTITY
 from device_agent.identity.credentials import read_membership
-from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, TaskFailed
 from shared.projects.names import require_project_name, require_version
 from shared.protocol.messages import ProjectVersion
@@ -27,6 +26,8 @@ from shared.runtime.processes import terminate
 log = logging.getLogger(__name__)
 
 FOLDER = "projects"
+USED = "current"
+"""Link to the version that a task used last."""
 VARIABLE = "FIELDFLEET_PROJECTS"
 """As in `shared.projects.working_folder`, which needs a parser of TOML."""
 NO_CERTIFICATES = (
@@ -72,13 +73,14 @@ class Projects:
             self._require_listed(project)
             if place := _find_working_folder(project):
                 return place
-            home = self.state_dir / FOLDER / project.name
-            if not Versions(home).is_installed(project.version):
+            folder = self.state_dir / FOLDER / project.name / project.version
+            if not folder.is_dir():  # renamed once it is complete
                 self._require_membership(project)
                 await self._install(project)
+            _mark_used(folder)
         except (ConfigError, ValueError) as error:
             raise TaskFailed(f"ConfigError: {error}") from error
-        return ProvidedProject(project.name, home / project.version)
+        return ProvidedProject(project.name, folder)
 
     def _require_listed(self, project: ProjectVersion) -> None:
         if project.name not in self.listed:
@@ -109,6 +111,16 @@ class Projects:
                 raise ConfigError(problem)
             raise TaskFailed(problem)
         log.info("project %s %s: installed", project.name, project.version)
+
+
+def _mark_used(folder: Path) -> None:
+    """Link to a version for other processes that need the project's code."""
+    link, part = folder.parent / USED, folder.parent / f".{USED}.part"
+    if link.is_symlink() and link.readlink().name == folder.name:
+        return
+    part.unlink(missing_ok=True)
+    part.symlink_to(folder.name)
+    part.replace(link)
 
 
 def _find_working_folder(project: ProjectVersion) -> ProvidedProject | None:

@@ -226,6 +226,7 @@ def _describe_source(run: StoredRun, algorithm: Algorithm, number: int) -> Relea
         personal=personal,
         accuracy=accuracy,
         measured_on=where,
+        plugins=run.opened.plugins,
     )
 
 

@@ -13,9 +13,9 @@ import sys
 import msgspec
 
 from device_agent.commands.diagnosis.data_check import COMPLETE, ReadOutcome
+from device_agent.projects.environment import adopt_plugins
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.registry import allow, entries_of_environment
 from shared.runtime import memory
 
 
@@ -46,13 +46,13 @@ def read_examples(data: Data, *, complete: bool) -> ReadOutcome:
 
 def main() -> None:
     """Read the examples and print the outcome."""
+    adopt_plugins()
     data = msgspec.json.decode(sys.stdin.buffer.read(), type=Data)
     logging.disable(logging.WARNING)  # the notes repeat them
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # library output must not mix with the answer
     memory.limit_data(int(sys.argv[1]) or memory.default_limit())
     memory.prefer_oom_kill()
-    allow(entries_of_environment())
     with out:
         out.write(msgspec.json.encode(read_examples(data, complete=COMPLETE in sys.argv)))
 

@@ -12,6 +12,7 @@ import msgspec
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates.process import AnyJob, FromGates, OwnJob
+from device_agent.projects.environment import adopt_plugins
 from shared.runtime import processes
 
 NICER = 10
@@ -21,6 +22,7 @@ def main() -> None:
     """Run the gates on a release and send the verdict."""
     processes.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
+    adopt_plugins()
     job: AnyJob = msgspec.json.decode(sys.stdin.buffer.read(), type=AnyJob)
     processes.configure(job.settings.log_level)
     processes.end_on_thread_failure()

@@ -16,7 +16,7 @@ import msgspec
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.bounded import Count, Line, Number, ReleaseName, Sha256, Size, Version
 from shared.protocol.inputs import BYTE_SCALE
-from shared.protocol.messages import Spec
+from shared.protocol.messages import PluginVersion, Spec
 
 FORMAT = 1
 """Increased when an older reader would misread a manifest."""
@@ -134,6 +134,7 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
         personal: Whether devices of that method use models of their own; this is the server's.
         accuracy: Measured accuracy of this model, None if not measured.
         measured_on: Owner of those examples: `server` or `devices`; empty if not measured.
+        plugins: Code of the user that it was trained with, in these versions; unset without any.
     """
 
     run: Line
@@ -143,6 +144,7 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
     personal: bool = False
     accuracy: float | None = None
     measured_on: Line = ""
+    plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Reduction(msgspec.Struct, frozen=True, kw_only=True):
