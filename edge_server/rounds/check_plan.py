@@ -50,8 +50,6 @@ def load(
         ConfigError: As `read_plan`, or names clash, or the plan has sites and may not.
     """
     plan = read_plan(path, lambda plan: is_resumed(resolve_data(plan, data_root)))
-    open_project(plan, path)
-    data_root = project_data_root(plan, path, data_root)
     if not several_sites:
         require_one_site(plan, path)
     return validate(plan, path, data_root)
@@ -66,6 +64,8 @@ def validate(plan: Plan, path: Path, data_root: Path) -> Plan:
     Raises:
         ConfigError: As `check`, or data that the server reads are missing.
     """
+    open_project(plan, path)
+    data_root = project_data_root(plan, path, data_root)
     check(plan, path)
     plan = resolve_data(plan, data_root)
     if plan.evaluation.every or plan.server_data:

@@ -30,20 +30,17 @@ def info_folder(name: str, version: str) -> str:
     return f"{name}-{version}.dist-info"
 
 
-def write_wheel(name: str, version: str, files: Mapping[str, bytes], entry_points: str = "") -> bytes:
+def write_wheel(name: str, version: str, files: Mapping[str, bytes]) -> bytes:
     """Return a wheel with these files, by path in the archive.
 
     Args:
         files: Content of the package's files.
-        entry_points: Text of `entry_points.txt`; empty for none.
     """
     info = info_folder(name, version)
     metadata = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: fieldfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    if entry_points:
-        metadata[f"{info}/entry_points.txt"] = entry_points.encode()
     content = dict(sorted(files.items())) | metadata
     record = "".join(f"{path},{_record_hash(data)},{len(data)}\n" for path, data in content.items())
     content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from shared import registry
-from shared.config import read
+from shared.config import parse, read_bytes
 from shared.errors import ConfigError
 from shared.projects.names import require_project_name, require_version
 from shared.protocol.messages import ProjectVersion
 
 FILE = "pyproject.toml"
+MARKER = b"[tool.fieldfleet"
+"""Text of every working folder's file; other files are not parsed."""
 VARIABLE = "FIELDFLEET_PROJECTS"
 """Environment variable with the active working folders, separated as in PATH."""
 
@@ -38,11 +39,10 @@ class _Tools(msgspec.Struct, frozen=True):
     fieldfleet: _Marker = _Marker()
 
 
-class _Distribution(msgspec.Struct, frozen=True, rename={"entry_points": "entry-points"}):
+class _Distribution(msgspec.Struct, frozen=True):
     name: str = ""
     version: str = ""
     dependencies: list[str] = []
-    entry_points: dict[str, dict[str, str]] = {}
 
 
 class _PyProject(msgspec.Struct, frozen=True):
@@ -56,14 +56,12 @@ class WorkingFolder:
 
     Attributes:
         requires: Distributions that the code imports.
-        entry_points: Entry points by group and name.
     """
 
     folder: Path
     name: str
     version: str
     requires: tuple[str, ...] = ()
-    entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def package(self) -> Path:
@@ -82,9 +80,9 @@ def find_working_folder(folder: Path) -> WorkingFolder | None:
         ConfigError: Its file is damaged, or a name or version is malformed.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not path.is_file() or MARKER not in (data := read_bytes(path)):
         return None
-    content = read(path, _PyProject)
+    content = parse(data, _PyProject, path)
     if not (name := content.tool.fieldfleet.project):
         return None
     try:
@@ -94,10 +92,7 @@ def find_working_folder(folder: Path) -> WorkingFolder | None:
         raise ConfigError(f"{path}: {error}") from error
     if not (folder / name / "__init__.py").is_file():
         raise ConfigError(f"{path}: project {name!r} needs the package {folder / name}/__init__.py; create it")
-    distribution = content.project
-    return WorkingFolder(
-        folder.resolve(), name, distribution.version, tuple(distribution.dependencies), distribution.entry_points
-    )
+    return WorkingFolder(folder.resolve(), name, content.project.version, tuple(content.project.dependencies))
 
 
 def activate(project: WorkingFolder) -> None:

@@ -39,7 +39,7 @@ def build_project(folder: Path) -> BuiltProject:
         raise ConfigError(
             f'{folder / FILE} is missing or has no [tool.fieldfleet] project = "NAME"; `edge-server new` writes one'
         )
-    wheel = write_wheel(project.name, project.version, _collect(project), _entry_points(project))
+    wheel = write_wheel(project.name, project.version, _collect(project))
     try:
         read_wheel(wheel, project.name, project.version)
     except CorruptFile as error:
@@ -85,10 +85,3 @@ def _collect(project: WorkingFolder) -> Mapping[str, bytes]:
             raise ConfigError(f"{project.package}: more than {MOST_UNPACKED >> 20} MiB; keep data outside the package")
         files[relative.as_posix()] = path.read_bytes()
     return files
-
-
-def _entry_points(project: WorkingFolder) -> str:
-    lines = []
-    for group, points in sorted(project.entry_points.items()):
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in sorted(points.items())), ""]
-    return "\n".join(lines)

@@ -35,14 +35,12 @@ def refusal(data: bytes) -> str:
 
 
 def test_what_is_written_is_read_after_its_folders():
-    data = write_wheel("air", "0.1.0", FILES, "[fieldfleet.models]\nnet = air.nets:net\n")
-    assert data == write_wheel(
-        "air", "0.1.0", dict(reversed(FILES.items())), "[fieldfleet.models]\nnet = air.nets:net\n"
-    )
+    data = write_wheel("air", "0.1.0", FILES)
+    assert data == write_wheel("air", "0.1.0", dict(reversed(FILES.items())))
     entries = {entry.path: entry for entry in read_wheel(data, "air", "0.1.0")}
     assert list(entries)[:4] == ["", "air", "air-0.1.0.dist-info", "air/nets"]
     assert {path: entries[path].content for path in FILES} == FILES
-    assert {"METADATA", "WHEEL", "RECORD", "entry_points.txt"} == {
+    assert {"METADATA", "WHEEL", "RECORD"} == {
         path.partition("/")[2] for path in entries if path.startswith("air-0.1.0.dist-info/")
     }
     assert not any(entry.is_program for entry in entries.values())
