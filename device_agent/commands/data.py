@@ -11,6 +11,7 @@ import msgspec
 
 from device_agent.commands.diagnosis.data_check import COMPLETE, PATIENCE_S, READER, ReadOutcome, run_reader
 from device_agent.config import AgentConfig, load
+from device_agent.projects.environment import export_plugins
 from shared.data.check_result import (
     LARGE_INPUT_DRIFT,
     LARGE_TARGET_DRIFT,
@@ -65,8 +66,9 @@ def _read(config: AgentConfig) -> DataCheck:
     """
     data, limit = config.examples, str(config.trainer.memory_mb << 20)
     interpreter = find_interpreter(config.trainer.python)
+    export_plugins(config.trainer.plugin_entries, config.trainer.projects, Path(config.state_dir))
     try:
-        done = run_reader([READER, limit, COMPLETE], data, interpreter, config.trainer.plugin_entries, 10 * PATIENCE_S)
+        done = run_reader([READER, limit, COMPLETE], data, interpreter, 10 * PATIENCE_S)
         outcome = msgspec.json.decode(done.stdout, type=ReadOutcome)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{data.path or data.source}: could not be read within {error.timeout:.0f} s") from error

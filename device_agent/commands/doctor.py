@@ -98,12 +98,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         if config.data:
             with suppress(ConfigError):  # reported by the check of torch
                 interpreter = find_interpreter(config.trainer.python)
-                yield from check_examples(
-                    config.data,
-                    config.trainer.memory_mb,
-                    interpreter=interpreter,
-                    plugins=config.trainer.plugin_entries,
-                )
+                yield from check_examples(config.data, config.trainer.memory_mb, interpreter=interpreter)
         if fix:
             yield from fix_modes(config.broker)
         yield from examine_identity(config)

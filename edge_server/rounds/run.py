@@ -46,7 +46,7 @@ from edge_server.rounds.evaluation import evaluate
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
-from edge_server.rounds.plugins import plan_plugins, require_recorded
+from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
 from edge_server.rounds.precision import noted_devices
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
@@ -63,7 +63,7 @@ from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_matching_examples
 from shared.objectives.training import build_training_objective
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import NORMALISE, OBJECTIVE, STEP_FIELD, Report, Status
+from shared.protocol.messages import NORMALISE, OBJECTIVE, PLUGINS, STEP_FIELD, Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
@@ -220,6 +220,7 @@ def build_membership(
     classes = load_class_names(plan, test, labelled, records)
     needs = frozenset({OBJECTIVE} if plan.task_objective else ())
     needs |= {NORMALISE} if is_federated(plan) else frozenset()
+    needs |= {PLUGINS} if task_plugins(plan) else frozenset()
     needs |= {STEP_FIELD + name for name in plan.hyper.step.used}
     return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records), needs=needs)
 

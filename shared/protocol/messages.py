@@ -31,10 +31,10 @@ MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Limits of a device's class names, which are sent in one message."""
 MAX_FIELDS, MAX_FIELD_CHARS = 64, 1 << 11
 """Limits of the fields of a task that a device says it knows."""
-OBJECTIVE, NORMALISE, STEP_FIELD = "objective", "normalise", "hyper."
+OBJECTIVE, NORMALISE, PLUGINS, STEP_FIELD = "objective", "normalise", "plugins", "hyper."
 STEP_FEATURES = ("optimizer", "clip_norm", "precision")
 """Options of a training step that a method and a device may support or not."""
-TASK_FIELDS = (OBJECTIVE, NORMALISE, *(STEP_FIELD + name for name in STEP_FEATURES))
+TASK_FIELDS = (OBJECTIVE, NORMALISE, PLUGINS, *(STEP_FIELD + name for name in STEP_FEATURES))
 """Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""

@@ -17,7 +17,6 @@ from device_agent.commands.diagnosis.checks import Check
 from shared.data.check_result import DataCheck
 from shared.data.spec import Data
 from shared.errors import split_remedy
-from shared.registry import VARIABLE
 from shared.runtime.interpreter import Interpreter
 
 PATIENCE_S = 300.0
@@ -42,14 +41,12 @@ def check_examples(
     patience_s: float = PATIENCE_S,
     *,
     interpreter: Interpreter = AGENT_PYTHON,
-    plugins: Sequence[str] = (),
 ) -> Iterator[Check]:
     """Yield whether a task can use the examples, and what a user should look at.
 
     Args:
         memory_mb: Memory limit of the trainer in MiB; 0 for the default.
         patience_s: Time limit of reading, in seconds.
-        plugins: Entries that the trainer may import.
     """
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data] or put the examples there"
@@ -61,7 +58,7 @@ def check_examples(
         return
     place = data.path or data.source
     try:
-        done = run_reader([READER, str(memory_mb << 20)], data, interpreter, plugins, patience_s)
+        done = run_reader([READER, str(memory_mb << 20)], data, interpreter, patience_s)
     except subprocess.TimeoutExpired:
         finding = f"{place}: could not be read within {patience_s:.0f} s"
         yield Check(name="data", state="warn", finding=finding, remedy="check for a slow disk or network share")
@@ -70,7 +67,7 @@ def check_examples(
 
 
 def run_reader(
-    arguments: Sequence[str], data: Data, interpreter: Interpreter, plugins: Sequence[str], patience_s: float
+    arguments: Sequence[str], data: Data, interpreter: Interpreter, patience_s: float
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a module of ours that reads the examples.
 
@@ -86,7 +83,7 @@ def run_reader(
         capture_output=True,
         timeout=patience_s,
         check=False,
-        env={**interpreter.environment(), VARIABLE: " ".join(plugins)},
+        env=interpreter.environment(),
     )
 
 
