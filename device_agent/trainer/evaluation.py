@@ -7,6 +7,7 @@ flip an example whose two best classes are tied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -34,7 +35,7 @@ from shared.protocol import payload as payloads
 from shared.protocol.evaluation_graph import EvaluationGraph
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.messages import Blob, Update
-from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC
+from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, NUMBER_KINDS
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.extras import install_command
 from shared.transfer import to_file
@@ -76,11 +77,12 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
     task, score = job.task, NOT_EVALUATED
+    objective = build_objective(task.objective or CLASSIFICATION_SPEC)
     with monitor.measure_block() as usage:
-        if job.data.is_labelled:
+        if job.data.is_labelled or objective.reconstructs:
             inputs, labels = held_out(with_assignment(job.data, task.assignment))
             if len(labels):
-                score = _evaluate(job, inputs, labels, monitor)
+                score = _evaluate(job, objective, inputs, labels, monitor)
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0)
     update = Update(
         run=task.run,
@@ -111,12 +113,13 @@ def _read_examples(encoded: bytes, _: Fingerprint | None) -> HeldOut:
     return held_out.inputs, held_out.labels
 
 
-def _evaluate(job: Job, inputs: NDArray[np.float32], labels: NDArray[Any], monitor: TaskMonitor) -> HeldOutScore:
-    objective = build_objective(job.task.objective or CLASSIFICATION_SPEC)
+def _evaluate(
+    job: Job, objective: Objective, inputs: NDArray[np.float32], labels: NDArray[Any], monitor: TaskMonitor
+) -> HeldOutScore:
     graph = graphs.decode(to_file.view(Path(job.graph)))
     require_fit(graph, objective, inputs, labels, job.data.path or job.data.source)
     session = open_session(graph, read_floats(Path(job.params), graph.parameters), monitor.threads)
-    total, hits, has_loss = MetricSums(objective), 0, True
+    total, hits = MetricSums(objective), 0
     batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
     for begin in range(0, len(labels), batch_size):
         if monitor.is_superseded():
@@ -125,15 +128,15 @@ def _evaluate(job: Job, inputs: NDArray[np.float32], labels: NDArray[Any], monit
         [outputs] = session.run([graph.output.name], {graph.input.name: batch})
         compared = objective.compared(outputs, targets, batch)
         batch_loss = loss_sum(objective.spec, *compared)
-        has_loss = batch_loss is not None
-        total.add_loss(batch_loss or 0.0, len(compared[1]))
+        if batch_loss is not None:  # None of a loss of the user
+            total.add_loss(batch_loss, len(compared[1]))
         if objective.kind == "classification":
             hits += int((outputs.argmax(1) == targets).sum())
         if objective.spec != CLASSIFICATION_SPEC:
             total.add(outputs, targets, batch)
     return build_score(
         examples=len(labels),
-        loss=total.loss if has_loss and total.counted else None,
+        loss=total.loss if total.counted else None,
         accuracy=hits / len(labels) if objective.kind == "classification" else None,
         metrics=total.values(),
         sums=total.lists(),
@@ -161,6 +164,11 @@ def require_fit(
         )
     if objective.kind in CLASS_KINDS and (most := int(labels.max())) >= outputs[1]:
         raise ConfigError(f"{place}: model: {outputs[1]} outputs for labels up to {most}; correct this device's [data]")
+    if objective.kind in NUMBER_KINDS and math.prod(outputs[1:]) != math.prod(labels.shape[1:]):
+        raise ConfigError(
+            f"{place}: model: the run's graph returns the shape {outputs[1:]} for an example, and the targets have the "
+            f"shape {labels.shape[1:]}; correct this device's [data]"
+        )
 
 
 def read_floats(path: Path, names: tuple[str, ...]) -> Floats:

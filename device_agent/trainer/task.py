@@ -142,12 +142,14 @@ class TrainingTask:
     def data(self) -> Data:
         """The device's examples with the task's class numbers; without labels if the algorithm reads none.
 
+        A reconstruction needs no labels; where there are some, only normal examples are trained on.
+
         Raises:
             ConfigError: The algorithm needs labels, and the device's file has `labels = "none"`.
         """
         data, name = self.job.data, self.job.task.algorithm.name
         place = data.path or data.source
-        if self.algorithm.reads_labels and not data.is_labelled:
+        if self.algorithm.reads_labels and not data.is_labelled and not self.objective.reconstructs:
             raise ConfigError(f'{place}: labels = "none", but algorithm {name!r} trains on labels; remove that key')
         if not self.algorithm.reads_labels and data.is_labelled:
             unread = (
@@ -160,13 +162,14 @@ class TrainingTask:
 
     @cached_property
     def evaluation_data(self) -> Data | None:
-        """The labelled examples of which a part is held out for evaluation; None if nothing is to be evaluated.
+        """The examples of which a part is held out for evaluation; None if nothing is to be evaluated.
 
         With an algorithm that trains without labels, they are read only for tasks that only evaluate. No label leaves
         the device.
         """
         job, data = self.job, self.job.data
-        if not job.task.evaluate or not data.is_labelled or (job.task.train and not self.algorithm.reads_labels):
+        is_usable = data.is_labelled or self.objective.reconstructs
+        if not job.task.evaluate or not is_usable or (job.task.train and not self.algorithm.reads_labels):
             return None
         return with_assignment(data, job.task.assignment)
 
@@ -450,7 +453,11 @@ def _evaluate(task: TrainingTask, tree: Tree) -> HeldOutScore:
     leaves = {name: tree[name] for name in model.tree() if name in tree}  # of a personal model, counters may be absent
     scored = score(model.layers.eval(), leaves, held_out, task.objective)
     return build_score(
-        examples=len(held_out), loss=scored.loss, accuracy=scored.accuracy, metrics=scored.metrics, sums=scored.sums
+        examples=len(held_out),
+        loss=scored.loss if scored.counted else None,
+        accuracy=scored.accuracy,
+        metrics=scored.metrics,
+        sums=scored.sums,
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TextIO, TypeAlias
 
+from edge_server.journal.compared import server_value
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.records import AnyRecord, RoundClosed, RunOpened
 from shared.runtime.clock import Clock, monotonic
 
@@ -27,6 +29,8 @@ class RoundProgress:
         rounds: Number of rounds of the plan.
         outcome: `aggregated` or `missed`; empty at the beginning.
         accuracy: On the server's test data; None if not evaluated.
+        metric: Metric by which the run's models are compared.
+        value: This metric on the server's test data; None if not evaluated.
         loss: Mean training loss of the devices; None if no device reported one.
         seconds: Length of the round, wall or virtual.
     """
@@ -38,11 +42,14 @@ class RoundProgress:
     accuracy: float | None = None
     loss: float | None = None
     seconds: float = 0.0
+    metric: ComparedMetric = ACCURACY
+    value: float | None = None
 
     def __str__(self) -> str:
         """Return a line for people."""
         parts = [f"{self.run}  round {self.round}/{self.rounds}", self.outcome if self.outcome == "missed" else ""]
-        parts += [f"{name} {value:.4f}" for name in ("accuracy", "loss") if (value := getattr(self, name)) is not None]
+        parts += [] if self.value is None else [f"{self.metric.name} {self.metric.format(self.value)}"]
+        parts += [] if self.loss is None else [f"loss {self.loss:.4f}"]
         return "  ".join(filter(None, parts))
 
 
@@ -60,7 +67,8 @@ class RecordReader:
         """Report a record if it begins the run or ends a round."""
         match record:
             case RunOpened():
-                self._progress = RoundProgress(record.run, 0, record.plan.rounds)
+                metric = record.compared or ACCURACY
+                self._progress = RoundProgress(record.run, 0, record.plan.rounds, metric=metric)
             case RoundClosed():
                 self._progress = replace(
                     self._progress,
@@ -69,6 +77,7 @@ class RecordReader:
                     accuracy=record.accuracy,
                     loss=record.loss,
                     seconds=record.seconds,
+                    value=server_value(record, self._progress.metric),
                 )
             case _:
                 return

@@ -13,6 +13,7 @@ import msgspec
 from torch import nn
 
 from edge_server.api.figures import RunFigure
+from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.outcome import RunOutcome, outcome_lines, summarise_outcome
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import LAST, StoredRun, find_run
@@ -23,6 +24,7 @@ from edge_server.report.digest import Amount, DeviceDigest, Digest, RoundDigest,
 from edge_server.report.html import element, render_fragment
 from edge_server.report.summarise import digest_run
 from edge_server.report.tables import summary_table
+from edge_server.report.targets import last_evaluated
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,13 +63,24 @@ class Run:
 
     @property
     def outcome(self) -> RunOutcome:
-        """Outcome, rounds, last and best accuracy, failed devices."""
+        """Outcome, rounds, last and best model, failed devices."""
         return summarise_outcome(self.records, self.folder)
 
     @property
     def accuracy(self) -> float | None:
         """Accuracy after the last evaluated round; None if there is none."""
         return next((entry.accuracy for entry in reversed(self.rounds) if entry.accuracy is not None), None)
+
+    @property
+    def metric(self) -> ComparedMetric:
+        """Name and direction of the metric by which its models are compared; `accuracy` by default."""
+        return self.digest.metric
+
+    @property
+    def value(self) -> float | None:
+        """This metric after the last evaluated round; None if there is none."""
+        last = last_evaluated(self.digest)
+        return last.compared() if last else None
 
     @property
     def rounds(self) -> list[RoundDigest]:
@@ -116,8 +129,8 @@ class Run:
 
     def __repr__(self) -> str:
         outcome, *_ = outcome_lines(self.outcome, self.folder)
-        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
-        return f"<Run {self.name}: {outcome}{accuracy}>"
+        figure = "" if self.value is None else f", {self.metric.name} {self.metric.format(self.value)}"
+        return f"<Run {self.name}: {outcome}{figure}>"
 
     def _repr_html_(self) -> str:
         return render_fragment([element("p", repr(self)[1:-1]), summary_table([self.digest])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -41,28 +42,43 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="default: by FILE's suffix, otherwise html")
     parser.add_argument(
         "--target",
-        type=parse_accuracy,
+        type=parse_target,
         action="append",
         default=[],
-        metavar="ACC",
-        help="target accuracy from 0 to 1, may be repeated; default: the highest whole percent that every run reached, "
-        "and 5 and 10 points less",
+        metavar="VALUE",
+        help="target accuracy from 0 to 1, or value of the metric by which the plan compares models; may be repeated; "
+        "default: the highest whole percent that every run reached, and 5 and 10 points less",
     )
 
 
-def parse_accuracy(text: str) -> float:
-    """Parse an accuracy.
+def parse_target(text: str) -> float:
+    """Parse a target value.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a share above 0, at most 1.
+        argparse.ArgumentTypeError: It is not a finite number.
     """
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an accuracy: use a share such as 0.9")
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: use a share such as 0.9 for an accuracy")
     return value
+
+
+def require_reachable(targets: Sequence[float], runs: Sequence[Digest]) -> None:
+    """Refuse targets that no accuracy reaches, if all runs are compared by it.
+
+    Raises:
+        ConfigError: A target is not a share above 0, at most 1.
+    """
+    from edge_server.journal.compared_metric import ACCURACY  # noqa: PLC0415
+    from edge_server.report.digest import common_metric  # noqa: PLC0415
+    from shared.errors import ConfigError  # noqa: PLC0415
+
+    wrong = [target for target in targets if not 0 < target <= 1]
+    if wrong and common_metric(runs) == ACCURACY:
+        raise ConfigError(f"--target {wrong[0]:g} is not an accuracy: use a share such as 0.9")
 
 
 def report(options: argparse.Namespace) -> int:
@@ -79,6 +95,7 @@ def report(options: argparse.Namespace) -> int:
     matches = [run for name in dict.fromkeys(options.runs) for run in find_site_runs(options.data_dir, name)]
     named_runs = list({run.folder: run for run in matches}.values())
     digests = make_names_unique([digest_run(run.records) for run in named_runs])
+    require_reachable(options.target, digests)
     sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, named_runs, strict=True)])
     kind = options.format or format_of(options.out)
     rollouts = rollouts_of(options.data_dir, {run.folder.name for run in named_runs})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from edge_server.journal.records import AnyRecord, Journal, Rewound, RoundClosed, RunOpened, measured_rounds
+from edge_server.journal.compared import best_round, compared_metric, measured_rounds, server_value
+from edge_server.journal.compared_metric import ACCURACY
+from edge_server.journal.records import AnyRecord, Journal, Rewound, RoundClosed, RunOpened
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, best_path, checkpoint_path
 from edge_server.journal.sqlite import SqliteJournal
 from shared.errors import CorruptFile
@@ -44,7 +45,7 @@ def save(
 
     Args:
         durable: Whether to wait until it is on the disk.
-        best: Earlier round with the most accurate model, whose state stays; 0 if unknown or irrelevant.
+        best: Earlier round with the best model, whose state stays; 0 if unknown or irrelevant.
 
     Raises:
         Unwritable: The disk is full or cannot be written; older states are untouched.
@@ -144,20 +145,21 @@ class SqliteStore(SqliteJournal):
     _run: str | None = None
     _keeps_best = False
     _rewinds = 0
-    _best: tuple[float, int] = (-math.inf, 0)
+    _metric = ACCURACY
+    _best: tuple[float, int] | None = None
 
     def append(self, record: AnyRecord) -> None:
         super().append(record)
         if isinstance(record, Rewound):
-            self._run = None  # the most accurate round may be void: look again
-        if isinstance(record, RoundClosed) and record.accuracy is not None:
-            self._best = max(self._best, (record.accuracy, record.round))
+            self._run = None  # the best round may be void: look again
+        if isinstance(record, RoundClosed) and (value := server_value(record, self._metric)) is not None:
+            self._best = best_round([*([self._best] if self._best else []), (value, record.round)], self._metric)
 
     def save(self, number: int, state: State) -> None:
         if self._run is None:
             self._recall(self.records())
         origin = Origin(self._run or "", number, self._rewinds)
-        best = self._best[1] if self._keeps_best else 0
+        best = self._best[1] if self._keeps_best and self._best else 0
         save(self.folder / FOLDER, number, state, durable=self.durable, origin=origin, best=best)
 
     def _recall(self, records: Sequence[AnyRecord]) -> None:
@@ -165,7 +167,8 @@ class SqliteStore(SqliteJournal):
         self._run = opening.run if opening else ""
         self._keeps_best = opening is not None and opening.plan.evaluation.keep == "best"
         self._rewinds = sum(isinstance(record, Rewound) for record in records)
-        self._best = max(measured_rounds(records), default=(-math.inf, 0))
+        self._metric = compared_metric(records)
+        self._best = best_round(measured_rounds(records), self._metric)
 
     def load(self, number: int) -> State:
         return load(self.folder / FOLDER, number)

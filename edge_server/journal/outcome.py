@@ -1,4 +1,4 @@
-"""Summary of a run: outcome, best accuracy, failed devices."""
+"""Summary of a run: outcome, best model, failed devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds, measured_rounds
+from edge_server.journal.compared import best_round, compared_metric, measured_rounds
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
+from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds
 from edge_server.journal.runs import FOLDER, StoredRun, best_path, checkpoint_path, make_round_namer, outcome_of
 
 MOST_NAMED = 4
@@ -87,17 +89,20 @@ def refused_models(records: Iterable[AnyRecord]) -> list[RefusedModels]:
     ]
 
 
-class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Accuracy of the model after a round on the server's test data.
+class RoundScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Model after a round on the server's test data.
 
     Attributes:
         named: `global.edge` in a plan with sites; empty if the round is shown by its number.
+        accuracy: Of a run that is compared by it; unset for others.
+        value: The compared metric of the other runs.
         model: Path of the checkpoint; empty if it was not stored.
     """
 
     round: int
     named: str = ""
-    accuracy: float
+    accuracy: float | msgspec.UnsetType = msgspec.UNSET
+    value: float | msgspec.UnsetType = msgspec.UNSET
     model: str = ""
 
 
@@ -108,23 +113,26 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
         missed: Ended rounds without a new model.
         failed: Devices whose last task failed, with the cause.
         refused: Neighbours whose models were refused.
+        metric: Metric by which models are compared; unset for the accuracy.
     """
 
     outcome: str
     rounds: int
     of: int
     missed: int
-    last: RoundAccuracy | None = None
-    best: RoundAccuracy | None = None
+    last: RoundScore | None = None
+    best: RoundScore | None = None
     failed: dict[str, str] = {}
     refused: list[RefusedModels] = []
+    metric: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
 
 
 def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
     """Return the outcome of a run."""
     closed = closed_rounds(records)
     run = StoredRun(folder, list(records))
-    measured = measured_rounds(records)
+    measured, metric = measured_rounds(records), compared_metric(records)
+    best = best_round(measured, metric)
     failed = dict[str, str]()
     for end in closed:
         failed = {device: cause for device, cause in failed.items() if device not in end.arrived} | end.failed
@@ -133,19 +141,21 @@ def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
         rounds=len(closed),
         of=run.opened.plan.rounds if run.opened else 0,
         missed=sum(end.outcome == "missed" for end in closed),
-        last=_accuracy(measured[-1], run) if measured else None,
-        best=_accuracy(max(measured), run) if measured else None,
+        last=_score(measured[-1], run, metric) if measured else None,
+        best=_score(best, run, metric) if best else None,
         failed=dict(sorted(failed.items())),
         refused=refused_models(records),
+        metric=msgspec.UNSET if metric == ACCURACY else metric,
     )
 
 
-def _accuracy(measured: tuple[float, int], run: StoredRun) -> RoundAccuracy:
-    accuracy, number = measured
+def _score(measured: tuple[float, int], run: StoredRun, metric: ComparedMetric) -> RoundScore:
+    value, number = measured
     paths = (path(run.folder / FOLDER, number) for path in (checkpoint_path, best_path))
     model = next((str(path) for path in paths if path.exists()), "")
     named = make_round_namer(run.records)(number)
-    return RoundAccuracy(round=number, named=named if named != str(number) else "", accuracy=accuracy, model=model)
+    figure = {"accuracy" if metric == ACCURACY else "value": value}
+    return RoundScore(round=number, named=named if named != str(number) else "", model=model, **figure)
 
 
 def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
@@ -154,9 +164,12 @@ def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
     lines = [f"{outcome.outcome}: {outcome.rounds} of {outcome.of} rounds{missed}"]
     if outcome.last and outcome.best:
         location = f", stored in {outcome.best.model}" if outcome.best.model else ""
-        last_round, best_round = (accuracy.named or accuracy.round for accuracy in (outcome.last, outcome.best))
-        best = f"best {outcome.best.accuracy:.4f} after round {best_round}{location}"
-        lines.append(f"accuracy {outcome.last.accuracy:.4f} after round {last_round}; {best}")
+        metric = outcome.metric or ACCURACY
+        last, best = (
+            f"{metric.format(score.accuracy or score.value or 0.0)} after round {score.named or score.round}"
+            for score in (outcome.last, outcome.best)
+        )
+        lines.append(f"{metric.name} {last}; best {best}{location}")
     lines += [f"{refusal.line}: {NEIGHBOUR_REMEDY}" for refusal in outcome.refused]
     lines.append(f"next: edge-server report {folder}")
     lines.append(f"record: {folder}")

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import restore_site_order
@@ -121,6 +122,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         statistics_batches: Batches over which running statistics are measured; 0 for never, as in old journals.
         sites: Site names in the plan's order, which a table with sorted keys loses; a plan read back has it.
         plugins: Plugins that the plan uses; unset without any, as in old journals.
+        compared: Metric by which its models are compared; unset for the accuracy, as in old journals.
     """
 
     run: str
@@ -131,6 +133,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     statistics_batches: int = 0
     sites: tuple[str, ...] = ()
     plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
+    compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         restore_site_order(self)
@@ -211,6 +214,10 @@ class RoundClosed(Record, frozen=True, kw_only=True):
             tasks have numbers beyond the rounds, like evaluations; see EvaluationPlan.number.
         restored: Whether its record was lost: the state after it exists, nothing else is known.
         terms: Metrics of the algorithm by name, such as mean loss terms and supervised steps; unset without any.
+        metrics: The task's metrics of the aggregated model on the server's test data; unset if it tested nothing, and
+            in runs without a table `[task]`.
+        device_metrics: The same, and the loss, on the devices' held-out examples, taken together; of personal models
+            the means over devices.
     """
 
     round: int
@@ -232,6 +239,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     restored: bool = False
     class_accuracy: tuple[float | None, ...] | msgspec.UnsetType = msgspec.UNSET
     terms: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    device_metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
@@ -242,12 +251,14 @@ class Evaluated(Record, frozen=True, kw_only=True):
         by_device: Metrics measured by each device.
         round: The round before it; None in old journals, which evaluated the finished model.
         personal: Whether each device evaluated its personal model.
+        metrics: As `RoundClosed.device_metrics`.
     """
 
     accuracy: float | None
     by_device: dict[str, dict[str, float]]
     round: int | None = None
     personal: bool = False
+    metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Rewound(Record, frozen=True, kw_only=True):
@@ -386,8 +397,3 @@ def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
     """Return the ends of valid rounds, in order."""
     return [record for record in drop_void(records) if isinstance(record, RoundClosed)]
-
-
-def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:
-    """Return (accuracy on the server's test data, round) of each valid round that was evaluated."""
-    return [(end.accuracy, end.round) for end in closed_rounds(records) if end.accuracy is not None]

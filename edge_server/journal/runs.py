@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.journal.compared import compared_metric, devices_value, server_value
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -52,7 +54,13 @@ DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One line about a run."""
+    """One line about a run.
+
+    Attributes:
+        accuracy: Last measured; None for a run that is compared by another metric.
+        metric: That metric; empty for the accuracy.
+        value: Its last value.
+    """
 
     run: str
     plan: str
@@ -62,6 +70,15 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     accuracy: float | None
     outcome: str
+    metric: str | msgspec.UnsetType = msgspec.UNSET
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
+
+    @property
+    def compared(self) -> str:
+        """Last value of the compared metric with its name, `0.9431` for an accuracy; `-` without any."""
+        if self.metric is msgspec.UNSET:
+            return ACCURACY.format(self.accuracy)
+        return "-" if not isinstance(self.value, float) else f"{self.metric} {self.value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -405,13 +422,15 @@ def find_ended_run(data_dir: Path, plan: Plan, name: str) -> StoredRun | None:
 
 
 def summarise_run(run: StoredRun) -> RunSummary:
-    """Return one line about a run; its accuracy is the last evaluation, of personal models if there are any."""
-    closed, opening = closed_rounds(run.records), run.opened
+    """Return one line about a run; its figure is of the last evaluation, of personal models if there are any."""
+    closed, opening, metric = closed_rounds(run.records), run.opened, compared_metric(run.records)
     on_devices = [record for record in drop_void(run.records) if isinstance(record, Evaluated)]
-    personal_accuracies = [record.accuracy for record in on_devices if record.personal]
-    shared = [record.accuracy for record in closed]
-    besides = [*(record.device_accuracy for record in closed), *(record.accuracy for record in on_devices)]
-    measured = next((kind for kind in map(_drop_none, (personal_accuracies, shared, besides)) if kind), [])
+    of_personal = [devices_value(record, metric) for record in on_devices if record.personal]
+    shared = [server_value(record, metric) for record in closed]
+    besides = [devices_value(record, metric) for record in closed]
+    besides += [devices_value(record, metric) for record in on_devices]
+    measured = next((kind for kind in map(_drop_none, (of_personal, shared, besides)) if kind), [])
+    last = measured[-1] if measured else None
     return RunSummary(
         run=opening.run if opening else run.folder.name,
         plan=opening.plan.name if opening else "",
@@ -419,8 +438,10 @@ def summarise_run(run: StoredRun) -> RunSummary:
         started=opening.started if opening else "",
         rounds=len(closed),
         of=opening.plan.rounds if opening else 0,
-        accuracy=measured[-1] if measured else None,
+        accuracy=last if metric == ACCURACY else None,
         outcome=outcome_of(run),
+        metric=msgspec.UNSET if metric == ACCURACY else metric.name,
+        value=msgspec.UNSET if metric == ACCURACY else last,
     )
 
 

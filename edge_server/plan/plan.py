@@ -36,6 +36,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
         server_data: Labelled examples for training on the server, that need no download.
         model: Network for these data; absent: that of the plan.
         algorithm: Method for these data; absent: that of the plan.
+        task: What the network learns from these data; absent: what the plan says.
         hyper: Options of local training for these data; absent: those of the plan.
         optimizer: Resource allocation for these data; absent: that of the plan.
     """
@@ -44,6 +45,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
     server_data: Data | None = None
     model: Chosen | None = None
     algorithm: Chosen | None = None
+    task: TaskPlan | msgspec.UnsetType = msgspec.UNSET
     hyper: HyperPlan | None = None
     optimizer: OptimizerPlan | None = None
 

@@ -15,10 +15,11 @@ from edge_server.report.digest import (
     Digest,
     Joules,
     RoundDigest,
+    Scope,
     Seconds,
     TaskDigest,
     Traffic,
-    known_fleet_accuracies,
+    known_fleet_scopes,
 )
 from edge_server.report.targets import costs_to_targets
 
@@ -52,7 +53,7 @@ class Line(NamedTuple):
 
 
 def render_csv(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
-    """Return the runs' values and their costs to each accuracy as CSV with a header.
+    """Return the runs' values and their costs to each target as CSV with a header.
 
     Args:
         more: Lines about several runs together.
@@ -75,7 +76,7 @@ def csv_lines(run: Digest) -> Iterator[Line]:
     """Yield all values of a run."""
     for name, text in (("algorithm", run.plan.algorithm.name), ("outcome", run.outcome), ("cause", run.cause)):
         yield Line(run.run, "", "", name, text)
-    yield _figure(run, "", "", "device_accuracy", run.device_accuracy)
+    yield _figure(run, "", "", f"device_{run.metric.name}", run.on_devices)
     for round_ in run.rounds:
         yield from _round(run, round_)
     for device in run.devices:
@@ -96,8 +97,7 @@ def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
     yield Line(run.run, round_.round, "", "outcome", round_.outcome)
     for name in ("online", "selected", "arrived", "late", "failed"):
         yield _figure(run, round_.round, "", name, getattr(round_, name))
-    for name in ("accuracy", "test_loss", "loss", "device_accuracy", *known_fleet_accuracies([run])):
-        yield _figure(run, round_.round, "", name, getattr(round_, name))
+    yield from _metrics(run, round_)
     for label, share in enumerate(round_.class_accuracy):
         yield _figure(run, round_.round, "", f"class_accuracy.{label}", share)
     for name, value in round_.terms.items():
@@ -110,11 +110,22 @@ def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
         yield _amount(run, round_.round, "", f"{name}.until", getattr(round_.until, name))
 
 
+def _metrics(run: Digest, round_: RoundDigest) -> Iterator[Line]:
+    metric = run.metric.name
+    scopes: list[Scope] = ["device", *known_fleet_scopes([run])]
+    figures = {metric: round_.compared()} | (round_.metrics or {})
+    figures |= {"test_loss": round_.test_loss, "loss": round_.loss}
+    figures |= {f"{scope}_{metric}": round_.compared(scope) for scope in scopes}
+    for name, value in figures.items():
+        yield _figure(run, round_.round, "", name, value)
+
+
 def _device(run: Digest, device: DeviceDigest) -> Iterator[Line]:
     for name in ("board", "version"):
         yield Line(run.run, "", device.device, name, getattr(device, name), whole=_yes(bool(getattr(device, name))))
-    for name in ("went_away", "selected", "arrived", "late", "failed", "accuracy"):
+    for name in ("went_away", "selected", "arrived", "late", "failed"):
         yield _figure(run, "", device.device, name, getattr(device, name))
+    yield _figure(run, "", device.device, run.metric.name, device.compared)
     for name, value in device.most.items():
         yield Line(run.run, "", device.device, f"most.{name}", value)
     yield _amount(run, "", device.device, "seconds.rounds", Amount(value=device.rounds_s))

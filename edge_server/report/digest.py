@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from edge_server.journal.claims import MOST_PLAUSIBLE
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Quality
 
@@ -21,7 +22,10 @@ ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
 MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
 """Readings whose maximum per device is reported."""
 
-FLEET_ACCURACIES = ("global_accuracy", "fleet_accuracy")
+Scope: TypeAlias = Literal["", "global", "fleet", "device"]
+"""Examples and models of a figure: the run's own, the aggregated model, all devices, or the devices of the round."""
+FLEET_SCOPES: tuple[Scope, ...] = ("global", "fleet")
+Metrics: TypeAlias = "dict[str, float] | msgspec.UnsetType"
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +197,9 @@ class RoundDigest(Traffic, frozen=True, kw_only=True):
         device_accuracy: As measured by the round's devices.
         fleet_accuracy: As measured by all online devices on held-out data after the round: weighted by examples for one
             model, the mean over personal models.
+        value, device_value, global_value, fleet_value: As the accuracies of these names, in a run that is compared by
+            another metric; unset in others.
+        metrics: Other metrics of the aggregated model on the server's test data, by name; unset without any.
         terms: Metrics of the algorithm by name: mean loss terms, supervised steps.
         joules: Sum over its devices.
         until: Cumulative spending at its end.
@@ -212,10 +219,21 @@ class RoundDigest(Traffic, frozen=True, kw_only=True):
     device_accuracy: float | None
     global_accuracy: float | None = None
     fleet_accuracy: float | None = None
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    device_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    global_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    fleet_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    metrics: Metrics = msgspec.UNSET
     terms: dict[str, float] = {}
     seconds: float
     joules: Amount
     until: SpentByRound
+
+    def compared(self, scope: Scope = "") -> float | None:
+        """Return the metric by which the run is compared; None if it was not measured."""
+        name = "accuracy" if self.value is msgspec.UNSET else "value"
+        value: float | msgspec.UnsetType | None = getattr(self, f"{scope}_{name}" if scope else name)
+        return None if value is msgspec.UNSET else value
 
 
 class DeviceDigest(Traffic, frozen=True, kw_only=True):
@@ -227,6 +245,7 @@ class DeviceDigest(Traffic, frozen=True, kw_only=True):
         went_away: Number of disconnections during the run.
         rounds_s: Seconds of the rounds that selected it.
         accuracy: Of the final or its personal model on its held-out examples.
+        value: The same in a run that is compared by another metric; unset in others.
         most: Highest recorded value of each of `MOST_READINGS`, by name.
     """
 
@@ -242,7 +261,13 @@ class DeviceDigest(Traffic, frozen=True, kw_only=True):
     seconds: Seconds
     joules: Joules
     accuracy: float | None = None
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
     most: dict[str, float] = {}
+
+    @property
+    def compared(self) -> float | None:
+        """The metric by which the run is compared; None if it was not measured."""
+        return self.accuracy if self.value is msgspec.UNSET else self.value
 
 
 class Digest(DigestPart, frozen=True, kw_only=True):
@@ -258,6 +283,8 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         notes: Warnings to readers of its values.
         refused: Messages that the server rejected, counted by reason.
         device_accuracy: Of the final or the personal models on the devices' held-out examples.
+        device_value: The same in a run that is compared by another metric; unset in others.
+        compared: That metric; unset in runs compared by the accuracy.
         classes: Class names in the order of the labels, if known.
         personal: Whether devices use personal models; `accuracy` then refers to these.
         measuring: Joules spent before the first round on timing training steps.
@@ -274,6 +301,8 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     notes: list[str] = []
     refused: dict[str, int] = {}
     device_accuracy: float | None = None
+    device_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
     classes: list[str] = []
     personal: bool = False
     measuring: Amount
@@ -281,6 +310,16 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     rounds: list[RoundDigest]
     devices: list[DeviceDigest]
     tasks: list[TaskDigest]
+
+    @property
+    def metric(self) -> ComparedMetric:
+        """The metric by which its models are compared."""
+        return self.compared or ACCURACY
+
+    @property
+    def on_devices(self) -> float | None:
+        """This metric of the final or the personal models on the devices' held-out examples."""
+        return self.device_accuracy if self.device_value is msgspec.UNSET else self.device_value
 
     @property
     def split(self) -> bool:
@@ -295,7 +334,19 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
 
 
-def known_fleet_accuracies(runs: Iterable[Digest]) -> list[str]:
-    """Return the elements of `FLEET_ACCURACIES` that any of the runs knows."""
+def known_fleet_scopes(runs: Iterable[Digest]) -> list[Scope]:
+    """Return the elements of `FLEET_SCOPES` whose compared metric any of the runs knows."""
     rounds = [round_ for run in runs for round_ in run.rounds]
-    return [name for name in FLEET_ACCURACIES if any(getattr(round_, name) is not None for round_ in rounds)]
+    return [scope for scope in FLEET_SCOPES if any(round_.compared(scope) is not None for round_ in rounds)]
+
+
+def common_metric(runs: Iterable[Digest]) -> ComparedMetric | None:
+    """Return the metric by which all of the runs are compared; None if they differ."""
+    metrics = {run.metric for run in runs}
+    return metrics.pop() if len(metrics) == 1 else None
+
+
+def metric_name(runs: Iterable[Digest]) -> str:
+    """Return the name of the common metric of runs."""
+    metric = common_metric(runs)
+    return metric.name if metric else "compared metric"

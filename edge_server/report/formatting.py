@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edge_server.fleet.reading_cell import MARKS
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.report.digest import Amount
 from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
@@ -67,6 +68,18 @@ def format_number(value: float) -> str:
 def format_share(value: float | None) -> str:
     """Return a fraction in percent."""
     return NOTHING if value is None else f"{100 * value:.2f} %"
+
+
+def format_metric(value: float | None, metric: ComparedMetric) -> str:
+    """Return a compared metric: an accuracy in percent, others with four digits."""
+    if metric == ACCURACY:
+        return format_share(value)
+    return NOTHING if value is None else f"{value:.4g}".replace("-", MINUS)
+
+
+def format_metric_change(value: float | None, base: float | None, metric: ComparedMetric) -> str:
+    """Return the change of a compared metric: of an accuracy in points, of others relative to `base`."""
+    return format_share_change(value, base) if metric == ACCURACY else format_change(value, base)
 
 
 def format_loss(value: float | None) -> str:

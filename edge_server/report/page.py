@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.report import formatting
 from edge_server.report.charts import key
-from edge_server.report.digest import Digest
+from edge_server.report.digest import Digest, common_metric, metric_name
 from edge_server.report.html import Markup, document, element, join
 from edge_server.report.sections.accuracy import accuracy
 from edge_server.report.sections.decisions import decisions
@@ -80,16 +81,19 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
         summary_table(runs),
         f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}",
     )
+    metric = common_metric(runs)
+    name = "an accuracy" if metric == ACCURACY else f"a value of {metric_name(runs)}"
+    heading = "Accuracy" if metric == ACCURACY else metric_name(runs)
     cost_section = _section(
         "targets",
-        "Cost to reach an accuracy",
+        f"Cost to reach {name}",
         targets_table(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
-        "Resources used by the end of the first round whose model reached the accuracy.",
+        f"Resources used by the end of the first round whose model reached the {metric_name(runs)}.",
     )
     return [
         element("div", [outcome, cost_section], class_="two" if len(runs) < WIDE else None),
-        _section("progress", "Accuracy and loss", render_progress(runs)),
-        *(_section("accuracy", "Accuracy by class and by device", content) for content in accuracy(runs)),
+        _section("progress", "Accuracy and loss" if metric == ACCURACY else "Metrics and loss", render_progress(runs)),
+        *(_section("accuracy", f"{heading} by class and by device", content) for content in accuracy(runs)),
         _section("timeline", "Timeline of rounds", _each(runs, timeline)),
         _section("time-energy", "Time and energy of the devices", _each(runs, time_and_energy)),
         _section("decisions", "Decisions", _each(runs, decisions)),

@@ -1,6 +1,7 @@
 """Digest of a run from its journal.
 
-With personal models, a run's accuracy is that of the devices' models, else that of the aggregated model.
+With personal models, a run's accuracy, or other compared metric, is that of the devices' models, else that of the
+aggregated model.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypedDict
+from typing import Required, TypedDict
 
 import msgspec
 
+from edge_server.journal.compared import compared_metric, device_value, devices_value, server_value
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.records import (
     AnyRecord,
@@ -71,12 +74,17 @@ MEASURING_ROUND = 0
 DIGITS = re.compile("([0-9]{1,18})")
 
 
-class Accuracies(TypedDict):
-    """Accuracies of one round, by name in `RoundDigest`."""
+class ComparedFigures(TypedDict, total=False):
+    """Accuracies, or values of another compared metric, of one round, by name in `RoundDigest`."""
 
-    accuracy: float | None
+    accuracy: Required[float | None]
+    device_accuracy: Required[float | None]
     global_accuracy: float | None
     fleet_accuracy: float | None
+    value: float | None
+    device_value: float | None
+    global_value: float | None
+    fleet_value: float | None
 
 
 def is_personal(records: Iterable[AnyRecord]) -> bool:
@@ -103,20 +111,44 @@ def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
     return evaluations[-1] if evaluations else Evaluated(accuracy=None, by_device={})
 
 
-def accuracy_reader(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
-    """Return a function from a round's end to its accuracies; the fleet's stand in where the server tests nothing."""
-    evaluations, uses_personal = evaluations_by_round(records), is_personal(records)
-    by_fleet = uses_personal or all(end.accuracy is None for end in closed_rounds(records))
+def figure_reader(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], ComparedFigures]:
+    """Return a function from a round's end to its figures; the fleet's stand in where the server tests nothing."""
+    evaluations, uses_personal, metric = evaluations_by_round(records), is_personal(records), compared_metric(records)
+    by_fleet = uses_personal or all(server_value(end, metric) is None for end in closed_rounds(records))
 
-    def of_round(end: RoundClosed) -> Accuracies:
-        fleet = share_or_none(evaluations[end.round].accuracy) if end.round in evaluations else None
+    def of_round(end: RoundClosed) -> ComparedFigures:
+        fleet = devices_value(evaluations[end.round], metric) if end.round in evaluations else None
+        server, on_devices = server_value(end, metric), devices_value(end, metric)
+        if metric == ACCURACY:
+            server, on_devices, fleet = map(share_or_none, (server, on_devices, fleet))
+            return {
+                "accuracy": fleet if by_fleet else server,
+                "device_accuracy": on_devices,
+                "global_accuracy": server if uses_personal else None,
+                "fleet_accuracy": fleet,
+            }
+        server, on_devices, fleet = (amount_or_unknown(value).value for value in (server, on_devices, fleet))
         return {
-            "accuracy": fleet if by_fleet else share_or_none(end.accuracy),
-            "global_accuracy": share_or_none(end.accuracy) if uses_personal else None,
-            "fleet_accuracy": fleet,
+            "accuracy": share_or_none(end.accuracy),
+            "device_accuracy": share_or_none(end.device_accuracy),
+            "value": fleet if by_fleet else server,
+            "device_value": on_devices,
+            "global_value": server if uses_personal else None,
+            "fleet_value": fleet,
         }
 
     return of_round
+
+
+def _value_or_unset(value: float | None, metric: ComparedMetric) -> float | msgspec.UnsetType | None:
+    """Return a plausible value of a metric other than the accuracy."""
+    return msgspec.UNSET if metric == ACCURACY else amount_or_unknown(value).value
+
+
+def _other_metrics(end: RoundClosed, metric: ComparedMetric) -> dict[str, float] | msgspec.UnsetType:
+    """Return the metrics on the server's test data besides the compared one."""
+    metrics = {} if end.metrics is msgspec.UNSET else end.metrics
+    return {name: value for name, value in sorted(metrics.items()) if name != metric.name} or msgspec.UNSET
 
 
 class _Counts(TypedDict):
@@ -140,6 +172,7 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
     closed = [record for record in drop_void(records) if isinstance(record, RoundClosed)]
     tasks = _tasks(records, closed)
     servers = [record for record in records if isinstance(record, ServerBegan)]
+    metric, evaluated = compared_metric(records), last_evaluation(records)
     return Digest(
         run=opening.run,
         live=bool(opening.started),
@@ -151,7 +184,9 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
         notes=[record.what for record in records if isinstance(record, Noted)],
         went_back=sum(isinstance(record, Rewound) and not record.missed for record in records),
         refused=dict(sorted(sum((Counter(end.refused) for end in closed), Counter[str]()).items())),
-        device_accuracy=share_or_none(last_evaluation(records).accuracy),
+        device_accuracy=share_or_none(devices_value(evaluated, ACCURACY)),
+        device_value=_value_or_unset(devices_value(evaluated, metric), metric),
+        compared=msgspec.UNSET if metric == ACCURACY else metric,
         classes=_class_names(records, opening),
         personal=is_personal(records),
         measuring=sum_known(
@@ -292,7 +327,7 @@ def _rounds(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[RoundDigest]:
     online = {record.round: record.online for record in drop_void(records) if isinstance(record, RoundOpened)}
-    accuracies_of = accuracy_reader(records)
+    figures_of, metric = figure_reader(records), compared_metric(records)
     by_number: dict[int, list[TaskDigest]] = {}
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
@@ -314,11 +349,11 @@ def _rounds(
                 online=online.get(end.round),
                 selected=len(round_tasks),
                 **_count_arrivals(round_tasks),
-                **accuracies_of(end),
+                **figures_of(end),
                 class_accuracy=_class_shares(end),
                 test_loss=amount_or_unknown(end.test_loss).value,
                 loss=amount_or_unknown(end.loss).value,
-                device_accuracy=share_or_none(end.device_accuracy),
+                metrics=_other_metrics(end, metric),
                 terms=_terms(end),
                 seconds=end.seconds,
                 joules=energy,
@@ -358,7 +393,7 @@ def _devices(
     versions = {record.device: record.version for record in records if isinstance(record, Joined) and record.version}
     departures = Counter(record.device for record in records if isinstance(record, Left))
     most = _highest_readings(records)
-    shares = {device: metrics.get("eval_accuracy") for device, metrics in last_evaluation(records).by_device.items()}
+    metric, by_last = compared_metric(records), last_evaluation(records).by_device
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
         by_device.setdefault(task.device, []).append(task)
@@ -375,7 +410,8 @@ def _devices(
             seconds=Seconds(**_sum_fields(task.seconds for task in device_tasks)),
             joules=Joules(**_sum_fields(task.joules for task in device_tasks)),
             **_sum_traffic(device_tasks),
-            accuracy=share_or_none(shares.get(device)),
+            accuracy=share_or_none(device_value(by_last.get(device, {}), ACCURACY)),
+            value=_value_or_unset(device_value(by_last.get(device, {}), metric), metric),
         )
         for device, device_tasks in sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
     ]

@@ -9,7 +9,7 @@ import msgspec
 from edge_server.report import formatting
 from edge_server.report import targets as compare
 from edge_server.report.charts import key
-from edge_server.report.digest import ARRIVALS, Amount, Digest, Traffic
+from edge_server.report.digest import ARRIVALS, Amount, Digest, Traffic, common_metric, metric_name
 from edge_server.report.html import NOTHING, Markup, element, join
 
 PERSONAL_MODELS = "the devices' own models"
@@ -49,28 +49,29 @@ def figure_with_change(text: str, change: str) -> Markup:
 def summary_table(runs: Sequence[Digest]) -> Markup:
     """Return the outcome of every run and its difference from the first."""
     totals = [run.rounds[-1].until if run.rounds else None for run in runs]
-    last_rounds = [compare.last_evaluated(run) for run in runs]
+    last_rounds, name = [compare.last_evaluated(run) for run in runs], metric_name(runs)
     rows = [
         ["outcome", *(_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs)],
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
-        ["accuracy at the end", *_shares([last.accuracy if last else None for last in last_rounds])],
-        ["best accuracy", *_shares([compare.best_accuracy(run) for run in runs])],
+        [f"{name} at the end", *_compared(runs, [last.compared() if last else None for last in last_rounds])],
+        [f"best {name}", *_compared(runs, [compare.best_value(run) for run in runs])],
         *(
-            [row, *_shares([last.global_accuracy if last else None for last in last_rounds])]
-            for row in ["accuracy of the aggregated model"] * any(run.personal for run in runs)
+            [row, *_compared(runs, [last.compared("global") if last else None for last in last_rounds])]
+            for row in [f"{name} of the aggregated model"] * any(run.personal for run in runs)
         ),
+        *_metric_rows(runs),
         ["loss at the end", *_losses([last.test_loss if last else None for last in last_rounds])],
         *(
             [
-                "accuracy refers to",
+                f"{name} refers to",
                 *(_breakable(PERSONAL_MODELS if run.personal else "the aggregated model") for run in runs),
             ]
             for _ in range(any(run.personal for run in runs))
         ),
-        ["accuracy on devices", *_shares([run.device_accuracy for run in runs])],
+        [f"{name} on devices", *_compared(runs, [run.on_devices for run in runs])],
     ]
-    for name, kind, heading in _spending_rows(runs):
-        amounts = [getattr(total, name) if total else Amount() for total in totals]
+    for field, kind, heading in _spending_rows(runs):
+        amounts = [getattr(total, field) if total else Amount() for total in totals]
         rows.append([heading, *_amounts(runs, amounts, kind)])
     rows += [
         [f"updates {arrival}", *(str(sum(getattr(round_, arrival) for round_ in run.rounds)) for run in runs)]
@@ -114,7 +115,7 @@ def run_names(runs: Sequence[Digest]) -> list[str]:
 
 
 def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
-    """Return the rounds, seconds, joules and bytes that every run needed for each accuracy."""
+    """Return the rounds, seconds, joules and bytes that every run needed for each target."""
     rows: list[list[str]] = []
     for target in targets:
         costs = compare.costs_to_targets(runs, [target])
@@ -126,23 +127,39 @@ def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
             cause = "" if costs[index].round else _why_not_reached(runs[index])
             rows.append(
                 [
-                    formatting.format_share(target),
+                    formatting.format_metric(target, runs[index].metric),
                     figure_with_change(name, cause),
                     number,
                     *(column[index] for column in columns),
                 ]
             )
-    return table(["accuracy", "run", "round", seconds_label(runs), "joules", "bytes"], rows, class_="targets")
+    return table([metric_name(runs), "run", "round", seconds_label(runs), "joules", "bytes"], rows, class_="targets")
 
 
 def _why_not_reached(run: Digest) -> str:
-    top = compare.best_accuracy(run)
-    return "never evaluated" if top is None else f"not reached; best {formatting.format_share(top)}"
+    top = compare.best_value(run)
+    return "never evaluated" if top is None else f"not reached; best {formatting.format_metric(top, run.metric)}"
 
 
-def _shares(values: Sequence[float | None]) -> list[Markup]:
-    changes = [formatting.format_share_change(value, values[0]) for value in values]
-    return _cells([formatting.format_share(value) for value in values], changes)
+def _metric_rows(runs: Sequence[Digest]) -> list[list[str]]:
+    """Return the other metrics of the last evaluated round, in runs that have any."""
+    measured = [{} if (last := _last_metrics(run)) is None else last for run in runs]
+    rows = []
+    for name in sorted({name for metrics in measured for name in metrics}):
+        values = [metrics.get(name) for metrics in measured]
+        rows.append([f"{name} at the end", *_losses(values)])
+    return rows
+
+
+def _last_metrics(run: Digest) -> dict[str, float] | None:
+    return next((round_.metrics for round_ in reversed(run.rounds) if round_.metrics), None)
+
+
+def _compared(runs: Sequence[Digest], values: Sequence[float | None]) -> list[Markup]:
+    metric = common_metric(runs)
+    texts = [formatting.format_metric(value, run.metric) for run, value in zip(runs, values, strict=True)]
+    changes = [formatting.format_metric_change(value, values[0], metric) if metric else "" for value in values]
+    return _cells(texts, changes)
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:

@@ -1,44 +1,67 @@
-"""Target accuracies: the time, energy and traffic that runs needed to reach them."""
+"""Target values of the compared metric: the time, energy and traffic that runs needed to reach them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from edge_server.report.digest import Amount, Digest, RoundDigest
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
+from edge_server.report.digest import Amount, Digest, RoundDigest, common_metric
 from shared.tensors.counts import floor_share
 
 STEPS_BELOW_BEST = (0.0, 0.05, 0.1)
-"""Distances of the default targets below the best accuracy that every run reached."""
+"""Distances of the default targets below the best value that every run reached: of an accuracy in shares, of another
+metric relative to that value."""
+DIGITS = 3
+"""Significant digits of the default targets of other metrics."""
 
 
 def round_reaching(run: Digest, target: float) -> RoundDigest | None:
-    """Return the first round whose model reached an accuracy, or None."""
-    return next((round_ for round_ in run.rounds if round_.accuracy is not None and round_.accuracy >= target), None)
+    """Return the first round whose model reached an accuracy or other compared metric, or None."""
+    rounds = ((round_, round_.compared()) for round_ in run.rounds)
+    return next((round_ for round_, value in rounds if value is not None and run.metric.reaches(value, target)), None)
 
 
-def best_accuracy(run: Digest) -> float | None:
-    """Return the highest accuracy of a run's model, or None if it was never evaluated."""
-    return max((round_.accuracy for round_ in run.rounds if round_.accuracy is not None), default=None)
+def best_value(run: Digest) -> float | None:
+    """Return the best accuracy, or other compared metric, of a run's model, or None if it was never evaluated."""
+    values = (value for round_ in run.rounds if (value := round_.compared()) is not None)
+    return max(values, key=run.metric.rank, default=None)
 
 
 def last_evaluated(run: Digest) -> RoundDigest | None:
     """Return the last round whose model was evaluated, or None."""
-    return next((round_ for round_ in reversed(run.rounds) if round_.accuracy is not None), None)
+    return next((round_ for round_ in reversed(run.rounds) if round_.compared() is not None), None)
 
 
 def default_targets(runs: Sequence[Digest]) -> list[float]:
-    """Return default targets: the highest whole percent that every run reached, and lower ones."""
-    best_accuracies = [best for run in runs if (best := best_accuracy(run)) is not None]
-    if not best_accuracies:
+    """Return default targets: the best value that every run reached, rounded, and worse ones.
+
+    Accuracies are whole percents. There are none for runs that are compared by different metrics.
+    """
+    best_values = [best for run in runs if (best := best_value(run)) is not None]
+    metric = common_metric(runs)
+    if not best_values or metric is None:
         return []
-    common = floor_share(100, min(best_accuracies)) / 100
-    return [round(common - lower, 2) for lower in STEPS_BELOW_BEST if common - lower > 0]
+    common = min(best_values, key=metric.rank)
+    if metric == ACCURACY:
+        common = floor_share(100, common) / 100
+        return [round(common - lower, 2) for lower in STEPS_BELOW_BEST if common - lower > 0]
+    return list(dict.fromkeys(_round_to_worse(common, lower, metric) for lower in STEPS_BELOW_BEST))
+
+
+def _round_to_worse(value: float, step: float, metric: ComparedMetric) -> float:
+    """Return a value that is worse by a relative step, rounded towards worse ones."""
+    worse = metric.rank(value) - step * abs(value)
+    if not worse:
+        return 0.0
+    digits = DIGITS - 1 - math.floor(math.log10(abs(worse)))
+    return metric.rank(round(math.floor(worse * 10.0**digits) / 10.0**digits, max(digits, 0)))
 
 
 class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources that a run had used when its model first reached an accuracy.
+    """Resources that a run had used when its model first reached a value of the compared metric.
 
     Attributes:
         round: First round that reached it; None if none did, and then the amounts are empty.
@@ -53,9 +76,9 @@ class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Amount = Amount()
 
 
-def costs_to_targets(runs: Sequence[Digest], accuracies: Sequence[float]) -> list[CostToTarget]:
-    """Return the cost of each run to each accuracy; no accuracies stand for the default `default_targets`."""
-    return [_cost_to_target(run, target) for target in accuracies or default_targets(runs) for run in runs]
+def costs_to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> list[CostToTarget]:
+    """Return the cost of each run to each target; no targets stand for those of `default_targets`."""
+    return [_cost_to_target(run, target) for target in targets or default_targets(runs) for run in runs]
 
 
 def _cost_to_target(run: Digest, target: float) -> CostToTarget:

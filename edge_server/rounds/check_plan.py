@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+
+import msgspec
 
 from edge_server.allocation.coordinator import convert_options, unused_values
 from edge_server.plan.check import check_structure
@@ -22,17 +24,32 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
-from shared.data.spec import require_source
+from shared.data.spec import TargetKind, require_source
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, require_fixed_constants
 from shared.objectives.training import build_training_objective
+from shared.protocol.objective import Kind
 from shared.registry import build
 from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)
 
+TARGET_KINDS: Mapping[Kind, TargetKind] = {
+    "classification": "class",
+    "multilabel": "values",
+    "regression": "values",
+    "forecast": "values",
+    "segmentation": "mask",
+    "anomaly": "class",
+}
+"""Type of the targets that each kind of task needs."""
+TARGET_TEXTS: Mapping[TargetKind, str] = {
+    "class": "a class of each example",
+    "values": "numbers",
+    "mask": "a class of each pixel",
+}
 MOST_NAMED = 8
 """Most leaves named in an error message."""
 
@@ -127,10 +144,11 @@ def _check_choices(plan: Plan, path: Path) -> None:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     _check_objective(plan, algorithm, path)
+    _check_targets(plan, path)
     if (algorithm.server is None) != (not plan.server_data):
         problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
         raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
-    if plan.data and plan.data.labels and algorithm.reads_labels:
+    if plan.data and plan.data.labels and algorithm.reads_labels and plan.objective.kind != "anomaly":
         raise ConfigError(
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
@@ -223,6 +241,27 @@ def _check_schedule(plan: Plan, path: Path) -> None:
             )
 
 
+def _check_targets(plan: Plan, path: Path) -> None:
+    """Refuse data whose targets are of another type than the kind of task needs, and a target value never measured."""
+    kind, task = plan.objective.kind, plan.task
+    for name, data in (("data", plan.data), ("server_data", plan.server_data)):
+        if data and kind != "custom" and data.target_kind != TARGET_KINDS[kind]:
+            raise ConfigError(
+                f"{path}: task.kind: {kind!r} needs {TARGET_TEXTS[TARGET_KINDS[kind]]} as targets, and the targets of "
+                f"[{name}] are {TARGET_TEXTS[data.target_kind]}; correct task.kind, or {name}.target_columns, "
+                f"{name}.targets or {name}.masks"
+            )
+    if task is msgspec.UNSET or task.target.value is msgspec.UNSET:
+        return
+    if plan.sites:
+        raise ConfigError(f"{path}: task.target.value: sites end their runs together, after the last round; remove it")
+    if not plan.evaluation.every:
+        raise ConfigError(
+            f"{path}: task.target.value is reached on the server's test data, and it tests nothing; set "
+            "evaluation.every, or remove the value"
+        )
+
+
 def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:
     """Refuse top-k where payloads are not changes: values left out would decode to zero."""
     if plan.codec.name == "topk" and not algorithm.sends_changes:
@@ -259,7 +298,7 @@ def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> No
             f"{path}: evaluation.on_device: algorithm {name!r} sends devices of a round what they train, and reads no "
             "label of theirs; set evaluation.devices_every to have them evaluate on the labels of what they hold back"
         )
-    if evaluation.devices_every and plan.data and plan.data.labels:
+    if evaluation.devices_every and plan.data and plan.data.labels and plan.objective.kind != "anomaly":
         raise ConfigError(
             f'{path}: evaluation.devices_every: data.labels is "none", and devices evaluate on labels; take out one'
         )

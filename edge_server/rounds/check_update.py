@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from shared.algorithms.base import Result
 from shared.codecs.base import Codec
 from shared.errors import WireError
+from shared.objectives.metric_sums import MOST_SUMS
 from shared.protocol import payload
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, Assignment, Update
@@ -130,6 +131,24 @@ def check_metrics(metrics: Mapping[str, float]) -> None:
     for name, (least, most) in RANGES.items():
         if not least <= (value := metrics.get(name, least)) <= most and math.isfinite(value):
             raise WireError(f"{name} {value} is not in {least:g} to {most:g}", reason="metrics")
+
+
+def check_sums(sums: Mapping[str, Sequence[float]], names: Collection[str]) -> None:
+    """Refuse sums of metrics that the run does not have, too many of them, and values that are not finite.
+
+    Args:
+        names: Of the run's metrics.
+
+    Raises:
+        WireError: A limit is exceeded.
+    """
+    if unknown := sorted(sums.keys() - set(names)):
+        raise WireError(f"sums of {unknown[0][:MOST_NAME]!r}, which is no metric of the run", reason="metrics")
+    for name, vector in sums.items():
+        if not 0 < len(vector) <= MOST_SUMS:
+            raise WireError(f"{name}: {len(vector)} sums, not 1 to {MOST_SUMS}", reason="metrics")
+        if not all(map(math.isfinite, vector)):
+            raise WireError(f"{name}: a sum is NaN or infinite", reason="not-finite")
 
 
 def _list_figures(step: StepCost) -> list[float]:

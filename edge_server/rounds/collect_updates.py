@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from edge_server.fleet.answers import Answers, build_ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.check_update import check_update, require_trained
+from edge_server.rounds.check_update import check_sums, check_update, require_trained
 from shared.codecs.base import Codec
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import wire
@@ -66,6 +66,7 @@ class Gather:
         turned_away: Number of updates that could not be written to disk.
         ceilings: Largest frame in bytes that passes, for devices whose larger frames were lost; shared by all rounds.
         norms: Norms of the updates checked by this process, by device.
+        metrics: Names of the metrics of which updates carry sums.
     """
 
     site: str
@@ -89,6 +90,7 @@ class Gather:
     turned_away: int = 0
     norms: dict[str, float] = field(default_factory=dict)
     ceilings: dict[str, int] = field(default_factory=dict)
+    metrics: Collection[str] = ()
     _paths: dict[str, Path] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _expected: dict[str, Allowance] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class Gather:
 
     async def _take(self, update: Update) -> None:
         check_update(update, trains=update.params is not None if self.trains is None else self.trains)
+        check_sums(update.sums, self.metrics)
         require_trained(update, self.expected[update.device])
         if update.params is None:
             record = self._record(update, 0)

@@ -16,7 +16,7 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, retry_write
-from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.journal.records import Noted, RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.project import plan_project
 from edge_server.plan.server_config import LinkConfig
@@ -37,11 +37,12 @@ from shared.algorithms.base import Algorithm, Cohort, join_network
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
-from shared.errors import WireError
+from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.models.evaluate import Score, score
 from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, derive_seed
+from shared.protocol.objective import LOSS
 from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
@@ -169,7 +170,9 @@ class Rounds:
             )
         personal = self.algorithm.personal is not None
         closed = build_round_record(
-            gather, self.server.take_refused(), scored, enough=after is not None, personal=personal
+            *(gather, self.server.take_refused(), scored, self.model.objective),
+            enough=after is not None,
+            personal=personal,
         )
         at = self.server.clock()
         figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}
@@ -306,6 +309,7 @@ class Rounds:
             link=self.link,
             accepted=accepted,
             ceilings=self.server.ceilings,
+            metrics=frozenset({*self.model.objective.metrics, LOSS}) if self.plan.task_objective else frozenset(),
         )
         tasks = {
             device: self._create_task(number, device, assignments[device], payload, purpose)
@@ -388,4 +392,9 @@ class Rounds:
             parameters = to_device(join_network(self.algorithm, model, state), self.device)
             return score(model.layers, parameters, test, model.objective)
 
-        return await self.server.worker(evaluate)
+        try:
+            return await self.server.worker(evaluate)
+        except ConfigError as error:  # a loss or metric of the user fails on these outputs; the model is fine
+            log.warning("round %d: its model is not evaluated: %s", number, error)
+            await self.persist(self.store.append, Noted(what=f"round {number}: its model is not evaluated: {error}"))
+            return None

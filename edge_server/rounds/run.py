@@ -19,6 +19,8 @@ from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, describe_spent_budget
 from edge_server.journal.checkpoints import Store
+from edge_server.journal.compared import measured_rounds, server_value
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import Costs
 from edge_server.journal.outcome import frequent_cause, name_some
 from edge_server.journal.records import (
@@ -43,6 +45,7 @@ from edge_server.plan.plan import Plan, is_same_plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.evaluation import evaluate
+from edge_server.rounds.evaluation.round_figures import record_metric
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
@@ -61,6 +64,7 @@ from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.base import Model
 from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_matching_examples
+from shared.objectives.base import build_objective
 from shared.objectives.training import build_training_objective
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import NORMALISE, OBJECTIVE, PLUGINS, STEP_FIELD, Report, Status
@@ -179,7 +183,13 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
     plugins, batches = plan_plugins(plan), choose_batches(plan, algorithm)
     new = RunOpened(
-        run=run, plan=plan, started=started, draw=draw, statistics_batches=batches, plugins=plugins or msgspec.UNSET
+        run=run,
+        plan=plan,
+        started=started,
+        draw=draw,
+        statistics_batches=batches,
+        plugins=plugins or msgspec.UNSET,
+        compared=record_metric(build_objective(plan.objective)),
     )
     begun = _find_beginning(records, plan) or new
     require_recorded(begun, plugins)
@@ -302,7 +312,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
                 following = RunClosed(outcome="stopped", cause=str(error))
                 break
             open_round, accepted = None, {}
-            log.info("%s", _format_round(rounds.run, closed, plan.rounds))
+            log.info("%s", _format_round(rounds, closed))
             await exclude_broken(rounds, closed)
             following = await repetition.after([closed], following + 1)
             if repetition.is_behind:
@@ -331,10 +341,22 @@ async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, 
 async def _finish_round(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
     """Do the work due after a round; return the run's end, None if it continues."""
     await evaluate.evaluate_due(rounds, state, after)
-    if over := await reason_to_end(rounds, state):
+    if over := await _describe_reached_target(rounds, after) or await reason_to_end(rounds, state):
         return RunClosed(outcome="finished", cause=over)
     cause = await _check_budget(rounds, ledger)
     return RunClosed(outcome="stopped", cause=cause) if cause else None
+
+
+async def _describe_reached_target(rounds: Rounds, after: int) -> str:
+    """Return the plan's target value if a round's model reached it on the server's test data; empty otherwise."""
+    task = rounds.plan.task
+    if task is msgspec.UNSET or task.target.value is msgspec.UNSET:
+        return ""
+    metric, target = record_metric(rounds.model.objective) or ACCURACY, task.target.value
+    for value, number in measured_rounds(await rounds.server.worker(rounds.store.records))[-1:]:
+        if number == after and metric.reaches(value, target):
+            return f"task.target: {metric.name} is {metric.format(value)} after round {number}, the target {target:g}"
+    return ""
 
 
 async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
@@ -469,12 +491,14 @@ async def _normalise(rounds: Rounds, measured: Inputs | None) -> None:
     rounds.test, rounds.labelled = await _load_server_examples(rounds.plan, rounds.server, measured)
 
 
-def _format_round(run: str, closed: RoundClosed, rounds: int) -> str:
-    accuracy = "" if closed.accuracy is None else f" accuracy={closed.accuracy:.4f}"
+def _format_round(rounds: Rounds, closed: RoundClosed) -> str:
+    metric = record_metric(rounds.model.objective) or ACCURACY
+    value = server_value(closed, metric)
+    figure = "" if value is None else f" {metric.name}={metric.format(value)}"
     loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
     refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""
     failed = f" failed={len(closed.failed)}: {frequent_cause(closed.failed)}" if closed.failed else ""
     return (
-        f"round={closed.round}/{rounds} run={run} {closed.outcome} updates={len(closed.arrived)}"
-        f"{accuracy}{loss} seconds={closed.seconds:.3f}{refused}{failed}"
+        f"round={closed.round}/{rounds.plan.rounds} run={rounds.run} {closed.outcome} updates={len(closed.arrived)}"
+        f"{figure}{loss} seconds={closed.seconds:.3f}{refused}{failed}"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.journal.compared import compared_metric, measured_rounds
 from edge_server.journal.decision import TermBegan
 from edge_server.journal.outcome import RefusedModels, refused_models
 from edge_server.journal.records import (
@@ -18,7 +19,6 @@ from edge_server.journal.records import (
     RoundClosed,
     RoundOpened,
     RunOpened,
-    measured_rounds,
 )
 from edge_server.journal.runs import make_round_namer
 from edge_server.plan.sites import devices_by_site, round_name
@@ -207,22 +207,25 @@ def find_site(records: Sequence[AnyRecord], run: str = "") -> str:
 
 
 def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
-    """Return a line with the last measured accuracy of each site, and their mean.
+    """Return a line with the last measured accuracy, or other compared metric, of each site, and their mean.
 
     Args:
         runs: Records of each site's run, by folder name, which ends with the site's name.
     """
     last = {find_site(records, run): measured_rounds(records)[-1:] for run, records in runs.items()}
     measured = [accuracies[0] for accuracies in last.values() if accuracies]
+    metric = compared_metric(next(iter(runs.values()), ()))
     if not measured:
-        return "accuracy by site: none was measured"
-    each = ", ".join(f"{site} {rounds[0][0]:.4f}" if rounds else f"{site} -" for site, rounds in last.items())
-    mean = math.fsum(accuracy for accuracy, _ in measured) / len(measured)
+        return f"{metric.name} by site: none was measured"
+    each = ", ".join(
+        f"{site} {metric.format(rounds[0][0])}" if rounds else f"{site} -" for site, rounds in last.items()
+    )
+    mean = metric.format(math.fsum(value for value, _ in measured) / len(measured))
     of = "" if len(measured) == len(last) else f" of {len(measured)} sites"
     name = make_round_namer(next(iter(runs.values())))
     first, *others = sorted({number for _, number in measured})
     when = f"rounds {name(first)} to {name(others[-1])}" if others else f"round {name(first)}"
-    return f"accuracy by site: {each}; mean{of} {mean:.4f} after {when}"
+    return f"{metric.name} by site: {each}; mean{of} {mean} after {when}"
 
 
 def _counts(items: Iterable[tuple[str, int]]) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from edge_server.journal.compared import devices_value, server_value
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
 from edge_server.journal.records import (
     AnyRecord,
@@ -17,6 +19,7 @@ from edge_server.journal.records import (
     RoundClosed,
     RoundOpened,
     RunClosed,
+    RunOpened,
     UpdateAccepted,
 )
 from edge_server.journal.sqlite import JOURNAL, read_records
@@ -47,10 +50,12 @@ class Display:
         self._task = self.bar.add_task(f"{self._prefix}waiting for devices", total=rounds, news="")
         self._status, self._expected, self._arrived = "", 0, 0
         self._selected: frozenset[str] = frozenset()
-        self._missed, self._cause = 0, ""
+        self._missed, self._cause, self._metric = 0, "", ACCURACY
 
     def tell(self, record: AnyRecord) -> None:
         """Show one more record."""
+        if isinstance(record, RunOpened):
+            self._metric = record.compared or ACCURACY
         match record:
             case RoundOpened():
                 self._status = f"round {record.round}, updates 0/{len(record.assignments)}"
@@ -67,10 +72,8 @@ class Display:
                 cause = f": {record.cause}" if record.silent else ""
                 self._print(f"device {record.device} gets no more tasks until {until}{cause}")
                 return
-            case Evaluated(round=int(number)):
-                mean, kind = format_number(record.accuracy), "personal models" if record.personal else "the model"
-                line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' local data: {mean}"
-                self._print(line)
+            case Evaluated(round=int()):
+                self._show_evaluation(record)
                 return
             case Gossiped():
                 self._show_mixing(record)
@@ -78,6 +81,13 @@ class Display:
             case _:
                 return
         self.bar.update(self._task, description=f"{self._prefix}{self._status}")
+
+    def _show_evaluation(self, record: Evaluated) -> None:
+        """Show the compared metric on the devices' held-out examples."""
+        metric, kind = self._metric, "personal models" if record.personal else "the model"
+        mean = ("" if metric == ACCURACY else f"{metric.name} ") + metric.format(devices_value(record, metric))
+        where = f"{kind} on {len(record.by_device)} devices' local data"
+        self._print(f"round {record.round}/{self._rounds}  {where}: {mean}")
 
     def _print(self, line: str) -> None:
         print_line(self._console, f"{self._prefix}{line}")
@@ -91,7 +101,8 @@ class Display:
     def _close(self, closed: RoundClosed) -> None:
         """Show how a round ended; for a missed one the cause, and after several in a row the remedy."""
         self._arrived, is_missed = 0, closed.outcome == "missed"
-        news = f"accuracy {format_number(closed.accuracy)}  loss {format_number(closed.loss)}"
+        metric = self._metric
+        news = f"{metric.name} {metric.format(server_value(closed, metric))}  loss {format_number(closed.loss)}"
         cause = self._missed_why(closed) if is_missed else ""
         if is_missed:
             news = f"missed: {len(closed.arrived)} updates came{cause}"

@@ -12,6 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from edge_server.fleet.reading_cell import MARKS
+from edge_server.journal.compared import compared_metric, device_value, devices_value, server_value
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
 from edge_server.journal.records import (
@@ -70,16 +72,17 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     unit, scale = select_byte_unit(_most(traffic, len(closed)))
     slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
     caption = CAPTION.format(slowest=slowest_parts, columns=description, unit=unit)
-    personal_accuracies = {
-        record.round: record.accuracy
+    metric = compared_metric(records)
+    personal_values = {
+        record.round: devices_value(record, metric)
         for record in drop_void(records)
         if isinstance(record, Evaluated) and record.personal
     }
-    personal_column = ("personal",) * bool(personal_accuracies)
+    personal_column = ("personal",) * bool(personal_values)
     silent_by_round, name = _silent_by_round(records), make_round_namer(records)
     failed_column = ("failed",) * any(record.failed or record.round in silent_by_round for record in closed)
     by_name = ("slowest\ndevice",) * summarised
-    headings = ("round", "updates", *failed_column, *personal_column, "accuracy", "loss", "seconds", "slowest")
+    headings = ("round", "updates", *failed_column, *personal_column, metric.name, "loss", "seconds", "slowest")
     headings += (*by_name, "joules")
     rows = []
     for index, record in enumerate(closed):
@@ -88,8 +91,8 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         cost = costs.get(record.round, {})
-        personal = (format_number(personal_accuracies.get(record.round)) for _ in personal_column)
-        training = (format_number(record.accuracy), format_number(record.loss), f"{record.seconds:.2f}")
+        personal = (metric.format(personal_values.get(record.round)) for _ in personal_column)
+        training = (metric.format(server_value(record, metric)), format_number(record.loss), f"{record.seconds:.2f}")
         failed = (_some([*record.failed, *silent_by_round.get(record.round, ())]) for _ in failed_column)
         slowest_cells = (slowest_device(cost, split=split) for _ in by_name)
         rows.append((name(record.round), updates, *failed, *personal, *training))
@@ -249,16 +252,19 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
         return []
     if not evaluations[-1].by_device:
         return ["on the devices' held-out examples: unknown, no device answered in time; check their links and logs"]
-    shares = [(device, metrics.get("eval_accuracy")) for device, metrics in evaluations[-1].by_device.items()]
+    metric, evaluated = compared_metric(records), evaluations[-1]
+    shares = [(device, device_value(metrics, metric)) for device, metrics in evaluated.by_device.items()]
     selected = shares
     if len(shares) > MOST_NAMED:
         ranked = sorted((share, device) for device, share in shares if share is not None)
         selected = [(device, share) for share, device in (*ranked[:1], *ranked[-1:])]
     by_device = (f"{len(shares)} devices, from " if selected is not shares else "") + ", ".join(
-        f"{device} {format_number(share)}" for device, share in selected
+        f"{device} {metric.format(share)}" for device, share in selected
     )
-    prefix = "with personal models, " if evaluations[-1].personal else ""
-    return [f"{prefix}on the devices' held-out examples: {format_number(evaluations[-1].accuracy)} ({by_device})"]
+    prefix = "with personal models, " if evaluated.personal else ""
+    name = "" if metric == ACCURACY else f"{metric.name} "
+    value = metric.format(devices_value(evaluated, metric))
+    return [f"{prefix}on the devices' held-out examples: {name}{value} ({by_device})"]
 
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
@@ -348,12 +354,13 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
     Args:
         width: Of the terminal; None for any.
     """
-    headings = ("run", "rounds", "accuracy", "outcome", "algorithm", "started")
+    heading = "accuracy" if all(summary.metric is msgspec.UNSET for summary in summaries) else "metric"
+    headings = ("run", "rounds", heading, "outcome", "algorithm", "started")
     rows = [
         (
             summary.run,
             f"{summary.rounds}/{summary.of}",
-            format_number(summary.accuracy),
+            summary.compared,
             summary.outcome,
             summary.algorithm,
             summary.started,

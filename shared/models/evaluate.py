@@ -27,6 +27,8 @@ from shared.tensors.tree import Tree
 MAX_CLASSES = 100
 """Maximum number of classes for accuracies by class."""
 
+TRIED = 2
+"""Examples on which loss and metrics are tried before any training."""
 BATCH_SIZE, BATCH_BYTES = 512, 64 << 20
 """Maximum examples of a batch, and maximum bytes of a layer's inputs and outputs, or the size of the parameters if that
 is larger."""
@@ -64,7 +66,8 @@ class Score:
         by_class: Accuracy on the examples of each class, in the order of the labels; None for a class without examples.
             Empty for more than `MAX_CLASSES` classes.
         metrics: The objective's metrics by name; empty for the default objective, which has only the accuracy.
-        sums: Sums of these metrics, which add over devices.
+        sums: Sums of these metrics and of the loss, which add over devices.
+        counted: Number of examples whose loss is in the mean; 0 where all are anomalies, which have no loss.
     """
 
     accuracy: float | None
@@ -72,6 +75,7 @@ class Score:
     by_class: tuple[float | None, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     sums: Mapping[str, list[float]] = field(default_factory=dict)
+    counted: int = 0
 
 
 def build_skeleton(spec: Spec) -> nn.Module:
@@ -94,11 +98,15 @@ def require_matching_examples(
         source: Section of the plan that the examples come from, for messages.
 
     Raises:
-        ConfigError: Their shape does not fit, or the outputs do not fit the targets.
+        ConfigError: Their shape does not fit, the outputs do not fit the targets, or loss or metric fails on them.
     """
     place = f"{source}, model" if source else "model"
     shape = output_shape(network, tree, examples.inputs, place)
     require_fit(objective, shape, examples.inputs, examples.labels, place)
+    if objective.spec != CLASSIFICATION_SPEC:
+        first = examples.subset(torch.arange(min(TRIED, len(examples))))
+        scored = score(network, tree or dict(network.state_dict()), first, objective)
+        objective.require_values(scored.sums)
 
 
 @torch.no_grad()
@@ -180,11 +188,11 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
             if objective.spec != CLASSIFICATION_SPEC:
                 total.add(*(part.numpy(force=True) for part in (outputs, labels, inputs)))
     if not hits:
-        return Score(None, total.loss, (), total.values(), total.lists())
+        return Score(None, total.loss, (), total.values(), total.lists(), total.counted)
     hit = torch.cat(hits)
     accuracy = int(hit.sum()) / len(examples)
     by_class = _score_classes(examples.labels, hit, classes)
-    return Score(accuracy, total.loss, by_class, total.values(), total.lists())
+    return Score(accuracy, total.loss, by_class, total.values(), total.lists(), total.counted)
 
 
 def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -14,13 +14,11 @@ from shared import registry
 from shared.errors import ConfigError
 from shared.objectives.metrics import METRICS, Array, Metric, Sums
 from shared.protocol.messages import Spec
-from shared.protocol.objective import CLASSIFICATION_SPEC, Kind, ObjectiveSpec
+from shared.protocol.objective import CLASSIFICATION_SPEC, LOSS, Kind, ObjectiveSpec
 
 Tensors = TypeVar("Tensors", bound=Any)
 """Arrays of numpy or tensors of torch."""
 
-LOSS = "loss"
-"""Name of the loss among the metrics; smaller is better."""
 DEFAULT_LOSSES: Mapping[Kind, str] = {
     "classification": "cross_entropy",
     "multilabel": "binary_cross_entropy",
@@ -37,6 +35,8 @@ DEFAULT_METRICS: Mapping[Kind, tuple[str, ...]] = {
     "segmentation": ("iou", "accuracy"),
     "anomaly": ("auroc",),
 }
+LOSS_SUMS = 2
+"""Sums of the loss: of the losses of examples, and the number of these."""
 LEAST_ERROR = 1e-12
 """Added to a reconstruction error before its logarithm, by which `auroc` orders examples."""
 
@@ -105,9 +105,33 @@ class Objective:
         return np.log(errors + LEAST_ERROR), targets
 
     def values(self, sums: Mapping[str, Sums]) -> dict[str, float]:
-        """Return the metrics' values; without those that the examples do not define."""
-        values = {name: self.metrics[name].value(vector) for name, vector in sums.items() if name in self.metrics}
+        """Return the metrics' values; without those that the examples do not define, or that cannot be computed."""
+        values = {name: self._value(name, vector) for name, vector in sums.items()}
         return {name: value for name, value in values.items() if math.isfinite(value)}
+
+    def _value(self, name: str, vector: Sums) -> float:
+        """Return a metric's value; NaN where its sums give none, as sums of another length."""
+        if name == LOSS:
+            return float(vector[0] / vector[1]) if len(vector) == LOSS_SUMS and vector[1] > 0 else math.nan
+        if name not in self.metrics:
+            return math.nan
+        try:
+            return float(self.metrics[name].value(vector))
+        except registry.FAULTS:
+            return math.nan
+
+    def require_values(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Refuse a metric of the user whose value cannot be computed from its own sums.
+
+        Raises:
+            ConfigError: The message names the metric and the error.
+        """
+        for name, metric in self.metrics.items():
+            try:
+                float(metric.value(np.asarray(sums[name], np.float64)))
+            except registry.FAULTS as error:
+                problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+                raise ConfigError(f"task.metrics: {name!r} gives no value ({problem}); correct it") from error
 
     def is_better(self, value: float, than: float) -> bool:
         """Compare two values of the metric by which models are compared."""

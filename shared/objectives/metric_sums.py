@@ -1,15 +1,16 @@
-"""Sums of loss and metrics over the batches of an evaluation."""
+"""Sums of loss and metrics over the batches of an evaluation, and over the devices of a round."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.errors import WireError
 from shared.objectives.base import Objective
 from shared.objectives.metrics import Array, Sums
+from shared.protocol.objective import LOSS
 
 MOST_SUMS = 8192
 """Largest number of sums of one metric in an update."""
@@ -53,27 +54,28 @@ class MetricSums:
         return self.objective.values(self.sums)
 
     def lists(self) -> dict[str, list[float]]:
-        """Return the sums as an update carries them."""
-        return {name: vector.tolist() for name, vector in self.sums.items()}
+        """Return the sums as an update carries them, with those of the loss; empty without metrics."""
+        lists = {name: vector.tolist() for name, vector in self.sums.items()}
+        return lists | {LOSS: [self.loss_sum, float(self.counted)]} if lists and self.counted else lists
 
 
 def merge_sums(objective: Objective, parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Return the metrics over the examples of several devices together.
+    """Return the metrics over the examples of several devices together, the loss among them.
+
+    Sums of another length than those of most devices are of other outputs, and do not count.
 
     Args:
         parts: Each device's sums by metric.
-
-    Raises:
-        WireError: Two devices have sums of different lengths for one metric.
     """
-    total = MetricSums(objective)
+    vectors: dict[str, list[Sums]] = {}
     for part in parts:
-        vectors = {name: np.asarray(vector, np.float64) for name, vector in part.items()}
-        for name, vector in vectors.items():
-            if name in total.sums and total.sums[name].shape != vector.shape:
-                raise WireError(
-                    f"metric {name!r}: {len(vector)} sums, and {len(total.sums[name])} of other devices",
-                    reason="metrics",
-                )
-        total.merge(vectors)
-    return total.values()
+        for name, sums in part.items():
+            vectors.setdefault(name, []).append(np.asarray(sums, np.float64))
+    total = MetricSums(objective)
+    with np.errstate(over="ignore", invalid="ignore"):  # such values are left out below
+        for name, of_devices in vectors.items():
+            [(length, _)] = Counter(map(len, of_devices)).most_common(1)
+            for vector in of_devices:
+                if len(vector) == length:
+                    total.merge({name: vector})
+        return total.values()

@@ -10,7 +10,11 @@ import msgspec
 Kind: TypeAlias = Literal["classification", "multilabel", "regression", "forecast", "segmentation", "anomaly", "custom"]
 CLASS_KINDS = frozenset({"classification", "segmentation"})
 """Kinds whose targets are class numbers."""
+NUMBER_KINDS = frozenset({"multilabel", "regression", "forecast"})
+"""Kinds whose targets are numbers."""
 MOST_METRICS = 16
+LOSS = "loss"
+"""Name of the loss among the metrics; smaller is better."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

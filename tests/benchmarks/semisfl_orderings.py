@@ -25,7 +25,7 @@ from edge_server.plan.plan import Plan
 from edge_server.replay.study.result import RESULT, Result
 from edge_server.replay.study.run import StudyRecord
 from edge_server.report.digest import Digest
-from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
+from edge_server.report.targets import best_value, last_evaluated, round_reaching
 
 OURS, FIXED, ABLATION = "semisfl", "semisfl_fixed", "fedswitch_sl"
 LABELS, PLAIN = "supervised_only", "cross_entropy_only"
@@ -93,7 +93,7 @@ def ran(run: Digest, target: float | None, seconds: float) -> Ran | None:
         target: Accuracy that the study asks for.
         seconds: That it took on the machine that ran it.
     """
-    final, best = last_evaluated(run), best_accuracy(run)
+    final, best = last_evaluated(run), best_value(run)
     if final is None or final.accuracy is None or best is None:
         return None
     there = round_reaching(run, target) if target else None

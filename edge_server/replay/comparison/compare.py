@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, drop_void
 from edge_server.report.digest import (
-    FLEET_ACCURACIES,
+    FLEET_SCOPES,
     Amount,
     Digest,
     RoundDigest,
+    Scope,
     TaskDigest,
-    known_fleet_accuracies,
+    common_metric,
+    known_fleet_scopes,
     quantile,
 )
 from edge_server.report.summarise import digest_run
@@ -35,6 +38,7 @@ ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
     "global_accuracy": lambda digest: digest.global_accuracy,
     "fleet_accuracy": lambda digest: digest.fleet_accuracy,
 }
+SCOPES: tuple[Scope, ...] = ("", "device", *FLEET_SCOPES)
 TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
     "download_s": lambda task: _known_value(task.seconds.download),
     "compute_s": lambda task: _known_value(task.seconds.compute),
@@ -184,7 +188,7 @@ def compare_runs(
         pairs=pairs,
         spreads=[
             error_spread(name, matching)
-            for name in FIGURES
+            for name in ordered_figures(pairs)
             if (matching := [pair for pair in pairs if pair.figure == name])
         ],
         skipped=[SkippedFigure(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
@@ -211,14 +215,35 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 
 def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     recorded_rounds, replayed_rounds = ({row.round: row for row in run.rounds} for run in (before, after))
-    figures = [
-        name for name in ROUND if name not in FLEET_ACCURACIES or name in known_fleet_accuracies([before, after])
-    ]
+    figures = _round_figures(before, after)
     for number, recorded, replayed in _match_keys(
         "round", recorded_rounds, replayed_rounds, lambda recorded: recorded.outcome, skipped
     ):
         for figure in figures:
-            yield from _pair_figures(figure, (number, ""), (ROUND[figure](recorded), ROUND[figure](replayed)), skipped)
+            read = figures[figure]
+            yield from _pair_figures(figure, (number, ""), (read(recorded), read(replayed)), skipped)
+
+
+def _round_figures(before: Digest, after: Digest) -> dict[str, Callable[[RoundDigest], float | None]]:
+    """Return the figures of a round by name; the compared metric takes the place of the accuracy."""
+    metric, known = common_metric([before, after]), known_fleet_scopes([before, after])
+    scopes = [scope for scope in SCOPES if scope not in FLEET_SCOPES or scope in known]
+    accuracies = {f"{scope}_accuracy".strip("_") for scope in SCOPES}
+    figures = {name: read for name, read in ROUND.items() if name not in accuracies}
+    if metric is None:
+        return figures
+    names = {f"{scope}_{metric.name}".removeprefix("_"): scope for scope in scopes}
+    return figures | {name: partial(RoundDigest.compared, scope=scope) for name, scope in names.items()}
+
+
+def ordered_figures(pairs: Iterable[Pair], after: Sequence[str] = ()) -> list[str]:
+    """Return the figures in the order of reports: those of `FIGURES`, and the compared metrics after the rounds' own.
+
+    Args:
+        after: Further figures that follow.
+    """
+    others = dict.fromkeys(pair.figure for pair in pairs if pair.figure not in {*FIGURES, *after})
+    return [*ROUND, *others, *(name for name in FIGURES if name not in ROUND), *after]
 
 
 def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from edge_server.replay.comparison import compare_text
-from edge_server.replay.comparison.compare import GOSSIP, ROUND, ErrorSpread, Gap, Pair
+from edge_server.replay.comparison.compare import PAYLOAD, ROUND, TASK, ErrorSpread, Gap, Pair, ordered_figures
 from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
@@ -65,7 +65,7 @@ def _head(title: str, lines: Sequence[str]) -> Markup:
 
 
 def _rounds(gap: Gap) -> Markup:
-    figures = [*ROUND, *GOSSIP]
+    figures = [name for name in ordered_figures(gap.pairs) if name not in {*TASK, PAYLOAD}]
     return _charts([pair for pair in gap.pairs if pair.figure in figures], figures)
 
 

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 from edge_server.journal.records import AnyRecord
 from edge_server.replay.comparison.compare import (
-    FIGURES,
     ErrorSpread,
     Gap,
     GapPart,
@@ -15,6 +14,7 @@ from edge_server.replay.comparison.compare import (
     Pair,
     SkippedFigure,
     error_spread,
+    ordered_figures,
 )
 from edge_server.report.sites.digest import MixingDigest, SitesDigest
 from edge_server.report.sites.summarise import digest_sites
@@ -70,7 +70,7 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
     before, after = _digest_all_sites(recorded), _digest_all_sites(replayed)
     pairs = list(_pairs(before, after))
     every = [*(pair for gap in gaps.values() for pair in gap.pairs), *pairs]
-    names = [*FIGURES, *OF_ALL]
+    names = ordered_figures(every, tuple(OF_ALL))
     alone = sorted(recorded.keys() ^ replayed.keys())
     return SitesGap(
         recorded=before.name,
@@ -108,4 +108,5 @@ def _pairs(before: SitesDigest, after: SitesDigest) -> Iterable[Pair]:
         for figure, read_figure in OF_ALL.items():
             recorded, replayed = read_figure(recorded_mixings[number]), read_figure(replayed_mixings[number])
             if recorded is not None and replayed is not None:
-                yield Pair(figure=figure, round=number, recorded=recorded, replayed=replayed)
+                name = f"mean_{before.metric.name}" if figure == "mean_accuracy" else figure
+                yield Pair(figure=name, round=number, recorded=recorded, replayed=replayed)

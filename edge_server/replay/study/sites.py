@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
-from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, sum_known
+from edge_server.report.digest import Amount, Digest, RoundDigest, Scope, SpentByRound, sum_known
 from edge_server.report.summarise import digest_run
 
 # From worst to best: a cell's outcome is that of its worst site.
@@ -53,6 +55,7 @@ def merge_digests(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest
         went_back=sum(digest.went_back for digest in digests),
         notes=list(notes),
         refused=dict(sorted(refused.items())),
+        compared=digests[0].compared,
         classes=digests[0].classes,
         personal=any(digest.personal for digest in digests),
         measuring=sum_known(digest.measuring for digest in digests),
@@ -90,6 +93,8 @@ def _merge_round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
         test_loss=_mean(sites, lambda row: row.test_loss),
         loss=_mean(sites, lambda row: row.loss),
         device_accuracy=_mean(sites, lambda row: row.device_accuracy),
+        value=_mean_or_unset(sites, ""),
+        device_value=_mean_or_unset(sites, "device"),
         seconds=max(0.0, (until.seconds.value or 0.0) - before_s),
         joules=sum_known(row.joules for row in sites),
         bytes_up=sum_known(row.bytes_up for row in sites),
@@ -107,6 +112,13 @@ def _merge_spent(sites: Sequence[SpentByRound]) -> SpentByRound:
     is_complete = all(site.seconds.whole for site in sites)
     seconds = Amount(value=max(longest, default=None), whole=is_complete, quality=sums["seconds"].quality)
     return SpentByRound(**{**sums, "seconds": seconds})
+
+
+def _mean_or_unset(sites: Sequence[RoundDigest], scope: Scope) -> float | msgspec.UnsetType | None:
+    """Return the mean of a compared metric other than the accuracy."""
+    if any(site.value is msgspec.UNSET for site in sites):
+        return msgspec.UNSET
+    return _mean(sites, lambda row: row.compared(scope))
 
 
 def _mean(sites: Sequence[RoundDigest], figure: Callable[[RoundDigest], float | None]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,18 @@ class Variant(Section, frozen=True, kw_only=True):
 
 
 class ReportPart(Section, frozen=True, kw_only=True):
-    """Questions of the summary: rounds, seconds, joules and bytes until the accuracy `target`, if given."""
+    """Questions of the summary: rounds, seconds, joules and bytes until the target, if given.
+
+    Attributes:
+        target: Accuracy, as a share; or a value of the metric by which the plan compares models.
+    """
 
     target: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject a target outside (0, 1]."""
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ValueError("target must be in (0, 1]; it is an accuracy, as a share")
+        """Reject a target that no model reaches."""
+        if self.target is not None and not math.isfinite(self.target):
+            raise ValueError(f"target is {self.target}; give a finite number")
 
 
 class Study(Section, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.replay.study.grid import Cell, describe_setting
 from edge_server.replay.study.result import Result
 from edge_server.report.digest import (
@@ -19,7 +20,7 @@ from edge_server.report.digest import (
     sum_known,
     worst_quality,
 )
-from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
+from edge_server.report.targets import best_value, last_evaluated, round_reaching
 
 MIN_SPREAD = 2
 NOTHING = Amount()
@@ -51,7 +52,9 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
         state: `finished`; `stopped` by a missed round or divergence; `failed`; or `waiting` to be run.
         cause: Reason of a stop or failure.
         accuracy: Accuracy of the last evaluated model.
-        best: Highest accuracy of any evaluated model.
+        best: Best accuracy, or other compared metric, of any evaluated model.
+        metric: The metric by which models are compared; unset for the accuracy.
+        value: This metric of the last evaluated model; unset for the accuracy.
         whole: Cost of the complete run.
         target: Cost until the study's target; None if it was not reached or there is none.
     """
@@ -65,8 +68,15 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
     cause: str = ""
     accuracy: float | None = None
     best: float | None = None
+    metric: str | msgspec.UnsetType = msgspec.UNSET
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
     whole: CellCost = CellCost()
     target: CellCost | None = None
+
+    @property
+    def compared(self) -> float | None:
+        """Accuracy, or other compared metric, of the last evaluated model."""
+        return self.accuracy if self.value is msgspec.UNSET else self.value
 
     @property
     def ended(self) -> bool:
@@ -104,6 +114,8 @@ class Group(SummaryPart, frozen=True, kw_only=True):
     Attributes:
         cells: Number of cells with this setting.
         ended: Number of completed cells, on which all figures are based.
+        accuracy, best: Of the cells' models; of the metric `metric` where it is set.
+        metric: The metric by which models are compared; unset for the accuracy.
         reached: Number of cells that reached the target, on which `target` is based; None without a target.
     """
 
@@ -114,6 +126,7 @@ class Group(SummaryPart, frozen=True, kw_only=True):
     ended: int
     accuracy: SeedSpread
     best: SeedSpread
+    metric: str | msgspec.UnsetType = msgspec.UNSET
     whole: CostSpread
     reached: int | None = None
     target: CostSpread | None = None
@@ -123,7 +136,7 @@ class StudySummary(SummaryPart, frozen=True, kw_only=True):
     """Summary of a study.
 
     Attributes:
-        target: Accuracy to which `reached` and `target` refer.
+        target: Value to which `reached` and `target` refer.
         versions: Software versions of the cells; with more than one, results may not be comparable.
     """
 
@@ -151,7 +164,7 @@ def summarise(
     Args:
         results: Results of the completed cells by name.
         causes: Causes of the failed cells by name.
-        target: Accuracy to reach; None for no target.
+        target: Accuracy, or other compared metric, to reach; None for no target.
     """
     rows = [_row(cell, results.get(cell.name), causes.get(cell.name), target) for cell in cells]
     groups: dict[str, list[CellRow]] = {}
@@ -180,8 +193,10 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
         **who,
         state="stopped" if run.outcome in ("stopped", "diverged") else "finished",
         cause=run.cause,
-        accuracy=final.accuracy if final else None,
-        best=best_accuracy(run),
+        accuracy=final.compared() if final and run.metric == ACCURACY else None,
+        best=best_value(run),
+        metric=msgspec.UNSET if run.metric == ACCURACY else run.metric.name,
+        value=msgspec.UNSET if run.metric == ACCURACY else (final.compared() if final else None),
         whole=_cost_until(run, run.rounds[-1] if run.rounds else None),
         target=_cost_until(run, reached) if reached else None,
     )
@@ -205,8 +220,9 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
         settings=first.settings,
         cells=len(rows),
         ended=len(ended),
-        accuracy=spread_of_seeds(amount_or_unknown(row.accuracy) for row in ended),
+        accuracy=spread_of_seeds(amount_or_unknown(row.compared) for row in ended),
         best=spread_of_seeds(amount_or_unknown(row.best) for row in ended),
+        metric=next((row.metric for row in ended), msgspec.UNSET),
         whole=_outlay([row.whole for row in ended]),
         reached=None if target is None else len(reached),
         target=_outlay(reached) if reached else None,

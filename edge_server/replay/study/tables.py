@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.replay.study.summary import CellRow, CostSpread, Group, SeedSpread, StudySummary
 from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, format_amount, format_number, unit_of
@@ -34,20 +35,28 @@ def tables(summary: StudySummary) -> list[TextTable]:
     headings = [KINDS[kind] for kind in kinds]
     totals = [
         (
-            *(group.setting, f"{group.ended}/{group.cells}", _share(group.accuracy), _share(group.best)),
+            *(
+                group.setting,
+                f"{group.ended}/{group.cells}",
+                _metric(group.accuracy, group),
+                _metric(group.best, group),
+            ),
             *_outlay(group.whole, kinds),
         )
         for group in summary.groups
     ]
     caption = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}"
-    columns = _columns(["runs", "accuracy", "best", *headings])
+    names = {group.metric or ACCURACY.name for group in summary.groups}
+    name = names.pop() if len(names) == 1 else "metric"
+    columns = _columns(["runs", name, "best", *headings])
     overview = TextTable(columns, totals, f"Study {summary.study}", caption)
     if summary.target is None:
         return [overview]
     until = [
         (group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds)) for group in summary.groups
     ]
-    return [overview, TextTable(_columns(["reached", *headings]), until, f"Until accuracy {100 * summary.target:g} %")]
+    target = f"{100 * summary.target:g} %" if name == ACCURACY.name else f"{summary.target:g}"
+    return [overview, TextTable(_columns(["reached", *headings]), until, f"Until {name} {target}")]
 
 
 def _columns(headings: Sequence[str]) -> list[TextColumn]:
@@ -68,6 +77,15 @@ def _figure(spread: SeedSpread, kind: str) -> str:
     return format_amount(spread.mean, kind).replace(number, with_std, 1)
 
 
+def _metric(spread: SeedSpread, group: Group) -> str:
+    """Format an accuracy, or another metric with four digits."""
+    if group.metric is msgspec.UNSET:
+        return _share(spread)
+    if spread.mean.value is None:
+        return NOTHING
+    return f"{spread.mean.value:.4g}" + ("" if spread.std is None else f" \N{PLUS-MINUS SIGN} {spread.std:.2g}")
+
+
 def _share(spread: SeedSpread) -> str:
     """Format an accuracy in percent."""
     if spread.mean.value is None:
@@ -82,7 +100,7 @@ def cells_csv(rows: Sequence[CellRow]) -> str:
         {"cell": row.cell, "setting": row.setting, "variant": row.variant}
         | _settings(row.settings)
         | _settings(row.seeds)
-        | {"state": row.state, "cause": row.cause, "accuracy": row.accuracy, "best": row.best}
+        | {"state": row.state, "cause": row.cause, row.metric or "accuracy": row.compared, "best": row.best}
         | _amounts("", {kind: getattr(row.whole, kind) for kind in KINDS})
         | _amounts("target_", {kind: getattr(row.target, kind, Amount()) for kind in KINDS})
         for row in rows
@@ -95,7 +113,7 @@ def groups_csv(groups: Sequence[Group]) -> str:
         {"setting": group.setting, "variant": group.variant}
         | _settings(group.settings)
         | {"cells": group.cells, "ended": group.ended, "reached": group.reached}
-        | _spreads("", {"accuracy": group.accuracy, "best": group.best})
+        | _spreads("", {group.metric or "accuracy": group.accuracy, "best": group.best})
         | _spreads("", {kind: getattr(group.whole, kind) for kind in KINDS})
         | _spreads("target_", {kind: getattr(group.target, kind, None) for kind in KINDS})
         for group in groups

@@ -57,7 +57,12 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
         evaluated=bool(evaluated),
         device_accuracy=evaluated[0].accuracy if evaluated else None,
         evaluations=[
-            Evaluation(round=evaluation.round, accuracy=evaluation.accuracy, personal=evaluation.personal)
+            Evaluation(
+                round=evaluation.round,
+                accuracy=evaluation.accuracy,
+                personal=evaluation.personal,
+                metrics=evaluation.metrics,
+            )
             for evaluation in journal.evaluated
             if evaluation.round is not None
         ],
@@ -68,6 +73,10 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
         ],
         class_accuracy={number: close.class_accuracy for number, close in closed if close.class_accuracy},
         terms={number: close.terms for number, close in closed if close.terms},
+        compared=run_opened.compared,
+        metrics={number: close.metrics for number, close in closed if close.metrics} or msgspec.UNSET,
+        device_metrics={number: close.device_metrics for number, close in closed if close.device_metrics}
+        or msgspec.UNSET,
         rewound=journal.rewound,
         notes=journal.notes,
         ended=journal.ended,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.plan.check import check_structure
 from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import without_removed_keys
@@ -65,11 +66,13 @@ class Evaluation(Header, frozen=True, kw_only=True):
     Attributes:
         round: Last round before it; 0 for none.
         personal: Each device evaluated a personal model.
+        metrics: The task's metrics by name; unset in runs without a table `[task]`.
     """
 
     round: int
     accuracy: float | None = None
     personal: bool = False
+    metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Statistics(Header, frozen=True, kw_only=True):
@@ -103,6 +106,10 @@ class TraceHeader(Header, frozen=True, kw_only=True):
         statistics: All measurements of running statistics.
         class_accuracy: Accuracy per class of the aggregated model on the server's test data, by round.
         terms: The algorithm's training figures by round, for example loss terms or supervised steps.
+        compared: Metric by which the run's models are compared; unset for the accuracy, as in old traces.
+        metrics: The task's metrics of the aggregated model on the server's test data, by round; unset in runs without a
+            table `[task]`.
+        device_metrics: The same on the devices' held-out examples.
         rewound: Returns to earlier rounds after a lost checkpoint.
         notes: Remarks for the interpretation of the figures.
         ended: None if the run has not ended.
@@ -127,6 +134,9 @@ class TraceHeader(Header, frozen=True, kw_only=True):
     statistics: list[Statistics] = []
     class_accuracy: dict[int, ClassShares] = {}
     terms: dict[int, dict[str, float]] = {}
+    compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
+    metrics: dict[int, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
+    device_metrics: dict[int, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
     rewound: list[Rewind] = []
     notes: list[str] = []
     ended: End | None = None

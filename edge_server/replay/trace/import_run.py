@@ -56,6 +56,7 @@ def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
         imported=True,
         draw=header.draw,
         statistics_batches=header.statistics_batches,
+        compared=header.compared,
     )
     begun: list[AnyRecord] = [
         ServerBegan(at=process.run_s, run_s=process.run_s, utc_s=process.utc_s, versions=process.versions)
@@ -137,7 +138,11 @@ def _round_records(trace: Trace) -> Iterator[AnyRecord]:
             by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
             closed = _closing_record(row, tasks[row.round], statistics.get(row.round))
             terms = trace.header.terms.get(row.round, msgspec.UNSET)
-            yield msgspec.structs.replace(closed, class_accuracy=by_class, terms=terms)
+            metrics = (trace.header.metrics or {}).get(row.round, msgspec.UNSET)
+            on_devices = (trace.header.device_metrics or {}).get(row.round, msgspec.UNSET)
+            yield msgspec.structs.replace(
+                closed, class_accuracy=by_class, terms=terms, metrics=metrics, device_metrics=on_devices
+            )
         yield from _evaluation_records(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
     if trace.header.evaluated and not trace.header.evaluations:  # old traces only have the final evaluation
@@ -153,7 +158,13 @@ def _evaluation_records(trace: Trace, after: int, tasks: Mapping[int, list[TaskR
             evaluation_tasks = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
             yield from _update_records(header.run, evaluation_tasks)
             measured = _measurements(evaluation_tasks)
-            yield Evaluated(accuracy=evaluation.accuracy, by_device=measured, round=after, personal=evaluation.personal)
+            yield Evaluated(
+                accuracy=evaluation.accuracy,
+                by_device=measured,
+                round=after,
+                personal=evaluation.personal,
+                metrics=evaluation.metrics,
+            )
 
 
 def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:

@@ -1,13 +1,15 @@
-"""Report section: final accuracy by class and by device, runs side by side."""
+"""Report section: final accuracy by class, and compared metric by device, runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.report import formatting
 from edge_server.report.bars import Slice, bar
 from edge_server.report.charts import COLOURS
-from edge_server.report.digest import Digest, quantile
+from edge_server.report.digest import Digest, common_metric, quantile
+from edge_server.report.formatting import format_metric
 from edge_server.report.html import NOTHING, Markup, element, join
 from edge_server.report.sections.time_energy import MOST_BARS, QUANTILES
 from edge_server.report.summarise import natural_order
@@ -47,34 +49,39 @@ def _class_name(runs: Sequence[Digest], label: int) -> str:
 
 
 def _by_device(runs: Sequence[Digest]) -> Markup:
-    accuracies = [
-        {device.device: device.accuracy for device in run.devices if device.accuracy is not None} for run in runs
-    ]
-    devices = sorted({device for by_device in accuracies for device in by_device}, key=natural_order)
+    values = [{device.device: device.compared for device in run.devices if device.compared is not None} for run in runs]
+    devices = sorted({device for by_device in values for device in by_device}, key=natural_order)
     if not devices:
         return join()
     return join(
         [
             element("h4", "By device"),
             element("p", "On each device's held-out data, last measured.", class_="note"),
-            _device_rows(runs, accuracies, devices) if len(devices) <= MOST_BARS else _quantiles(runs, accuracies),
+            _device_rows(runs, values, devices) if len(devices) <= MOST_BARS else _quantiles(runs, values),
         ],
     )
 
 
 def _device_rows(
-    runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float | None]], devices: Sequence[str]
+    runs: Sequence[Digest], values: Sequence[Mapping[str, float | None]], devices: Sequence[str]
 ) -> Markup:
-    rows = [[device, *_cells(runs, [by_device.get(device) for by_device in accuracies])] for device in devices]
+    rows = []
+    for device in devices:
+        of_runs = [by_device.get(device) for by_device in values]
+        if common_metric(runs) == ACCURACY:
+            rows.append([device, *_cells(runs, of_runs)])
+        else:
+            cells = (format_metric(value, run.metric) for run, value in zip(runs, of_runs, strict=True))
+            rows.append([device, *cells])
     return table(["device", *column_headers(runs)], rows, class_="shares")
 
 
-def _quantiles(runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float | None]]) -> Markup:
+def _quantiles(runs: Sequence[Digest], values: Sequence[Mapping[str, float | None]]) -> Markup:
     rows = []
-    for name, by_device in zip(run_names(runs), accuracies, strict=True):
-        values = sorted(share for share in by_device.values() if share is not None)
-        spread = [formatting.format_share(quantile(values, share)) if values else NOTHING for _, share in QUANTILES]
-        rows.append([name, str(len(values)), *spread])
+    for name, run, by_device in zip(run_names(runs), runs, values, strict=True):
+        ordered = sorted(value for value in by_device.values() if value is not None)
+        spread = [format_metric(quantile(ordered, share), run.metric) if ordered else NOTHING for _, share in QUANTILES]
+        rows.append([name, str(len(ordered)), *spread])
     return table(["run", "devices", *(name for name, _ in QUANTILES)], rows)
 
 

@@ -1,4 +1,4 @@
-"""Report section: accuracy and loss against rounds, seconds, joules and bytes."""
+"""Report section: accuracy, or other metrics, and loss against rounds, seconds, joules and bytes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_server.journal.claims import MOST_PLAUSIBLE
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import ChartLine, Point, chart
-from edge_server.report.digest import Amount, Digest, RoundDigest, known_fleet_accuracies
+from edge_server.report.digest import (
+    Amount,
+    Digest,
+    RoundDigest,
+    Scope,
+    common_metric,
+    known_fleet_scopes,
+    metric_name,
+)
 from edge_server.report.html import Markup, element, join
 from edge_server.report.tables import run_names, seconds_label
 
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
 
-TITLES: Mapping[str, str] = {
-    "accuracy": "accuracy on test data, %",
-    "global_accuracy": "accuracy of the aggregated model on test data, %",
-    "fleet_accuracy": "accuracy on the data of all devices, %",
-    "test_loss": "loss on test data",
-    "loss": "training loss",
+TITLES: Mapping[Scope, str] = {
+    "": "{metric} on test data{unit}",
+    "global": "{metric} of the aggregated model on test data{unit}",
+    "fleet": "{metric} on the data of all devices{unit}",
 }
-"""Titles of the charts by the field of `RoundDigest`; accuracies are drawn in percent."""
+"""Titles of the charts of the compared metric by scope; accuracies are drawn in percent."""
 
-PERSONAL_TITLE = "accuracy on the devices' own data, %, each with its own model"
+PERSONAL_TITLE = "{metric} on the devices' own data{unit}, each with its own model"
+MIXED_TITLE = "{metric}{unit}, of each run as its summary says"
 
 
 @dataclass(frozen=True)
@@ -59,30 +67,40 @@ def progress(runs: Sequence[Digest]) -> Markup:
 def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     titles = dict(TITLES)
     if any(run.personal for run in runs):
-        are_all = all(run.personal for run in runs)
-        titles["accuracy"] = PERSONAL_TITLE if are_all else "accuracy, %, of each run as its summary says"
-    fleets = [name for name in known_fleet_accuracies(runs) if any(_points(run, name) > 1 for run in runs)]
-    curves = [(titles[name], _field(name)) for name in ("accuracy", *fleets, "test_loss", "loss")]
+        titles[""] = PERSONAL_TITLE if all(run.personal for run in runs) else MIXED_TITLE
+    is_share = common_metric(runs) == ACCURACY
+    fleets = [scope for scope in known_fleet_scopes(runs) if any(_points(run, scope) > 1 for run in runs)]
+    scopes: list[Scope] = ["", *fleets]
+    unit = ", %" if is_share else ""
+    curves = [
+        (titles[scope].format(metric=metric_name(runs), unit=unit), _compared(scope, 100.0 if is_share else 1.0))
+        for scope in scopes
+    ]
+    metrics = sorted({name for run in runs for round_ in run.rounds for name in round_.metrics or ()})
+    curves += [(f"{name} on test data", _metric(name)) for name in metrics]
+    curves += [("loss on test data", lambda round_: round_.test_loss), ("training loss", lambda round_: round_.loss)]
     terms = sorted({name for run in runs for round_ in run.rounds for name in round_.terms})
     return [*curves, *((name.replace("_", " "), _term(name)) for name in terms)]
 
 
-def _field(name: str) -> Height:
-    scale = 100 if name.endswith("accuracy") else 1
-
+def _compared(scope: Scope, scale: float) -> Height:
     def height(round_: RoundDigest) -> float | None:
-        value = getattr(round_, name)
+        value = round_.compared(scope)
         return None if value is None else scale * value
 
     return height
+
+
+def _metric(name: str) -> Height:
+    return lambda round_: round_.metrics.get(name) if round_.metrics else None
 
 
 def _term(name: str) -> Height:
     return lambda round_: round_.terms.get(name)
 
 
-def _points(run: Digest, name: str) -> int:
-    return sum(getattr(round_, name) is not None for round_ in run.rounds)
+def _points(run: Digest, scope: Scope) -> int:
+    return sum(round_.compared(scope) is not None for round_ in run.rounds)
 
 
 def _note_missing(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:

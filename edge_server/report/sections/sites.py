@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import ChartLine, Point, chart, key
@@ -60,7 +61,7 @@ def _refused_models(digest: SitesDigest) -> list[Markup]:
 
 
 def _site_table(digest: SitesDigest) -> Markup:
-    head = ["site", "accuracy", "after round", "rounds", "seconds", "joules", "allowed", "gossip", "transfer"]
+    head = ["site", digest.metric.name, "after round", "rounds", "seconds", "joules", "allowed", "gossip", "transfer"]
     rows = [_row(digest, site) for site in digest.sites]
     means = [mixing for mixing in digest.mixings if mixing.mean is not None]
     last = digest.mixings[-1] if digest.mixings else None
@@ -68,7 +69,7 @@ def _site_table(digest: SitesDigest) -> Markup:
     budget = [f"of {formatting.format_amount(_amount(digest.time_s), 'seconds')}"] if digest.time_s is not None else []
     total = [
         ALL,
-        formatting.format_share(means[-1].mean) + (f" (mean of {means[-1].of})" if means else "") if means else NOTHING,
+        _mean(digest, means[-1]) if means else NOTHING,
         means[-1].named if means else NOTHING,
         f"{digest.rounds} planned",
         " ".join([seconds, *budget]),
@@ -82,12 +83,16 @@ def _site_table(digest: SitesDigest) -> Markup:
     return table([*head, "bytes up", "bytes down", "decided for others (rounds)", "refused"], [*rows, total])
 
 
+def _mean(digest: SitesDigest, mixing: MixingDigest) -> str:
+    return f"{formatting.format_metric(mixing.mean, digest.metric)} (mean of {mixing.of})"
+
+
 def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
     allowed_joules = None if site.share_joules is None else site.share_joules + site.moved_joules
     moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and allowed_joules is not None else ""
     return [
         f"{site.site}, {site.devices} devices",
-        formatting.format_share(site.accuracy),
+        formatting.format_metric(site.figure, digest.metric),
         site.measured or NOTHING,
         f"{site.rounds} of {digest.rounds}, {site.outcome}",
         formatting.format_amount(_amount(site.seconds), "seconds"),
@@ -125,13 +130,13 @@ def _legend(digest: SitesDigest) -> Markup:
 
 
 def _charts(digest: SitesDigest) -> list[Markup]:
-    mixings = digest.mixings
+    mixings, is_share = digest.mixings, digest.metric == ACCURACY
     parts = [
         _site_chart(
             digest,
-            "accuracy of edge models, %",
-            lambda mixing: _percentages(mixing.accuracy),
-            lambda mixing: _percent_or_none(mixing.mean),
+            f"{digest.metric.name} of edge models{', %' if is_share else ''}",
+            lambda mixing: _percentages(mixing.accuracy) if is_share else mixing.accuracy,
+            lambda mixing: _percent_or_none(mixing.mean) if is_share else mixing.mean,
         ),
         _disagreement_chart(digest),
         _site_chart(

@@ -187,7 +187,7 @@ def _device_table(run: Digest) -> Markup:
     head = ["device", "board", "went away", "selected", "arrived", "late", "failed"]
     names = activities(run)
     head += [f"{part} time" for part in (*names, "waiting")] + [f"{part} energy" for part in names]
-    head += ["total energy", "above idle", *(_frames(name, run) for name in run.traffic), "accuracy"]
+    head += ["total energy", "above idle", *(_frames(name, run) for name in run.traffic), run.metric.name]
     most_columns = {
         name: heading
         for name, heading in READING_HEADINGS.items()
@@ -208,7 +208,7 @@ def _device_table(run: Digest) -> Markup:
                 formatting.format_amount(device.joules.above_idle, "joules"),
             ),
             *(formatting.format_amount(getattr(device, name), "bytes") for name in run.traffic),
-            formatting.format_share(device.accuracy),
+            formatting.format_metric(device.compared, run.metric),
             *(_highest_reading(device, name) for name in most_columns),
         ]
         for device in run.devices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.outcome import RefusedModels
 from edge_server.report.digest import NONE, Amount
 
@@ -15,6 +16,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
         site: Its name in the plan.
         devices: Number of its devices in the plan.
         accuracy: Of its model when last evaluated; `measured` names the round.
+        value: The same in a run that is compared by another metric; unset in others.
         seconds: Of its rounds, gossip included.
         joules: Of its devices, including estimates charged for unreported tasks.
         share_joules: Its devices' share of the plan's budget; None without one.
@@ -33,6 +35,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     rounds: int
     accuracy: float | None = None
+    value: float | msgspec.UnsetType | None = msgspec.UNSET
     measured: str = ""
     seconds: float = 0.0
     joules: Amount = NONE
@@ -46,13 +49,18 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     refused_models: list[RefusedModels] = []
 
+    @property
+    def figure(self) -> float | None:
+        """The metric by which models are compared, of its model when last evaluated."""
+        return self.accuracy if self.value is msgspec.UNSET else self.value
+
 
 class MixingDigest(msgspec.Struct, frozen=True, kw_only=True):
     """End of one global round.
 
     Attributes:
         round: Its last edge round; `named` in the form `global.edge`.
-        accuracy: Of each evaluated site's model after mixing.
+        accuracy: Of each evaluated site's model after mixing; or its value of the compared metric of the run.
         mean: Over these sites; `of` is their number.
         before, after: Root of the sum over sites of N_i |y_i - mean|^2, before and after mixing, within some percent;
             None unless the journals of all sites are known.
@@ -138,6 +146,7 @@ class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Common prefix of the runs' names, or the plan's name.
         live: Whether its seconds are of a wall clock.
+        compared: Metric by which models are compared; unset for the accuracy.
         edge_rounds: Per global round.
         rounds: Edge rounds that the plan asks for.
         zeta: Factor by which mixing shrinks disagreement at least while all edges are on.
@@ -149,6 +158,7 @@ class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     live: bool
     plan: str
+    compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
     graph: str
     edge_rounds: int
     rounds: int
@@ -161,3 +171,8 @@ class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
     edges: list[EdgeDigest]
     coordinated: list[Coordinating]
     given: dict[str, list[Spread]]
+
+    @property
+    def metric(self) -> ComparedMetric:
+        """The metric by which models are compared."""
+        return self.compared or ACCURACY

@@ -17,7 +17,7 @@ def csv_site_lines(digest: SitesDigest) -> Iterator[Line]:
     for site in digest.sites:
         yield from _site(site, clock)
     for mixing in digest.mixings:
-        yield from _mixing(digest.name, runs, mixing, clock)
+        yield from _mixing(digest, runs, mixing, clock)
     for edge in digest.edges:
         name = f"edge.{edge.one}-{edge.other}"
         yield Line(digest.name, "", "", f"{name}.on", edge.on)
@@ -45,9 +45,10 @@ def _site(site: SiteDigest, clock: str) -> Iterator[Line]:
     yield Line(site.run, "", "", "decided_for_others", site.decided)
 
 
-def _mixing(name: str, runs: Mapping[str, str], mixing: MixingDigest, clock: str) -> Iterator[Line]:
+def _mixing(digest: SitesDigest, runs: Mapping[str, str], mixing: MixingDigest, clock: str) -> Iterator[Line]:
+    name = digest.name
     for figure, value in (
-        ("accuracy.mean", mixing.mean),
+        (f"{digest.metric.name}.mean", mixing.mean),
         ("disagreement.before", mixing.before),
         ("disagreement.after", mixing.after),
         ("disagreement.mean_moved", mixing.moved),

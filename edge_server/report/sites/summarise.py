@@ -8,14 +8,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from edge_server.journal.budget import Ledger
+from edge_server.journal.compared import measured_rounds
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.decision import Coordinated, TermBegan
 from edge_server.journal.outcome import refused_models
-from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, drop_void, measured_rounds
+from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, drop_void
 from edge_server.journal.runs import make_round_namer
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
-from edge_server.report.digest import NONE, Amount, Digest, RoundDigest, quantile, share_or_none, sum_known
+from edge_server.report.digest import (
+    NONE,
+    Amount,
+    Digest,
+    RoundDigest,
+    amount_or_unknown,
+    quantile,
+    share_or_none,
+    sum_known,
+)
 from edge_server.report.sites.digest import Coordinating, EdgeDigest, MixingDigest, SiteDigest, SitesDigest, Spread
 from edge_server.sites.graph import graph_edges, sizes_of
 from edge_server.sites.link import encode_plan
@@ -105,6 +118,7 @@ def _digest(group: Mapping[str, SiteRun]) -> SitesDigest:
         name=f"{base.pop() if len(base) == 1 else plan.name} (all sites)",
         live=next(iter(group.values())).digest.live,
         plan=plan.name,
+        compared=next(iter(group.values())).digest.compared,
         graph=table.graph,
         edge_rounds=table.edge_rounds,
         rounds=plan.rounds,
@@ -130,7 +144,8 @@ def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
     ledger, gossips, plan = Ledger(), run.gossips.values(), run.digest.plan
     ledger.take(run.records)
     spending = ledger.spending()
-    measured = measured_rounds(run.records)[-1:]
+    measured, metric = measured_rounds(run.records)[-1:], run.digest.metric
+    value = measured[0][0] if measured else None
     joules = NONE if spending.joules is None else Amount(value=spending.joules, whole=spending.is_whole)
     share = None if plan.budget.joules is None else plan.budget.joules * sizes[run.site] / sum(sizes.values())
     others = [
@@ -144,7 +159,8 @@ def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
         devices=sizes[run.site],
         outcome=run.digest.outcome,
         rounds=len(run.digest.rounds),
-        accuracy=share_or_none(measured[0][0]) if measured else None,
+        accuracy=share_or_none(value) if metric == ACCURACY else None,
+        value=msgspec.UNSET if metric == ACCURACY else amount_or_unknown(value).value,
         measured=name(measured[0][1]) if measured else "",
         seconds=spending.seconds,
         joules=joules,
@@ -163,7 +179,7 @@ def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
 def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str]) -> MixingDigest:
     gossips = {site: run.gossips[number] for site, run in group.items() if number in run.gossips}
     ends = {site: run.rounds[number] for site, run in group.items() if number in run.rounds}
-    accuracy = {site: end.accuracy for site, end in ends.items() if end.accuracy is not None}
+    accuracy = {site: value for site, end in ends.items() if (value := end.compared()) is not None}
     distances = _measure_disagreement(group, gossips)
     budget, part = _plan(group).budget, number / _plan(group).rounds
     joules = {site: sum_known([group[site].digest.measuring, end.until.joules]) for site, end in ends.items()}

@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 from edge_server.journal.budget import Ledger
+from edge_server.journal.compared import devices_value
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, drop_void
 from edge_server.plan.plan import Plan
-from edge_server.rounds.evaluation.round_figures import mean_accuracy
+from edge_server.rounds.evaluation.round_figures import mean_accuracy, merge_device_metrics, record_metric
 from edge_server.rounds.round import Rounds
 from shared.protocol.measurements import joule_parts
 from shared.tensors.tree import State
@@ -84,7 +86,13 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     by_device = {device: update.metrics for device, update in updates.items()}
     accuracy = mean_accuracy(updates, personal=personal)
-    evaluated = Evaluated(accuracy=accuracy, by_device=by_device, round=after, personal=personal)
+    metrics = merge_device_metrics(rounds.model.objective, updates, personal=personal)
+    evaluated = Evaluated(accuracy=accuracy, by_device=by_device, round=after, personal=personal, metrics=metrics)
     await rounds.persist(rounds.store.append, evaluated)
-    name, figure = "personal_accuracy" if personal else "device_accuracy", "" if accuracy is None else f"{accuracy:.4f}"
+    metric = record_metric(rounds.model.objective) or ACCURACY
+    value = devices_value(evaluated, metric)
+    name, figure = (
+        f"{'personal' if personal else 'device'}_{metric.name}",
+        "" if value is None else metric.format(value),
+    )
     log.info("round=%d/%d run=%s devices=%d %s=%s", after, rounds.plan.rounds, rounds.run, len(updates), name, figure)

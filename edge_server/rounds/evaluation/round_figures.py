@@ -1,21 +1,33 @@
-"""Figures of a closed round: loss, accuracy and traffic of its counted updates."""
+"""Figures of a closed round: loss, metrics and traffic of its counted updates."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from edge_server.journal.compared import DEVICE_PREFIX
+from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.recordable import finite_or_none
 from edge_server.journal.records import RoundClosed
 from edge_server.rounds.collect_updates import Gather
 from shared.models.evaluate import Score
+from shared.objectives.base import Objective
+from shared.objectives.metric_sums import merge_sums
 from shared.protocol.messages import Update
+from shared.protocol.objective import CLASSIFICATION_SPEC, LOSS
 
 
 def build_round_record(
-    gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
+    gather: Gather,
+    dropped: Counter[str],
+    scored: Score | None,
+    objective: Objective,
+    *,
+    enough: bool,
+    personal: bool = False,
 ) -> RoundClosed:
     """Return the record of a closed round, without its duration.
 
@@ -38,6 +50,8 @@ def build_round_record(
         accuracy=scored.accuracy if scored else None,
         test_loss=finite_or_none(scored.loss if scored else None),
         class_accuracy=(scored and scored.by_class) or msgspec.UNSET,
+        metrics=dict(scored.metrics) if scored and scored.metrics else msgspec.UNSET,
+        device_metrics=merge_device_metrics(objective, updates, personal=personal),
         device_accuracy=mean_accuracy(updates, personal=personal),
         seconds=0.0,
         bytes_up={device: record.bytes_up for device, record in accepted},
@@ -55,6 +69,33 @@ def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None
     """Return the mean accuracy: weighted by examples for a common model, unweighted for personal ones."""
     pairs = list_accuracies(updates)
     return weighted_mean([(accuracy, 1.0) for accuracy, _ in pairs] if personal else pairs)
+
+
+def record_metric(objective: Objective) -> ComparedMetric | msgspec.UnsetType:
+    """Return the compared metric as a run's record names it; unset for a classification without a table `[task]`."""
+    if objective.spec == CLASSIFICATION_SPEC:
+        return msgspec.UNSET
+    return ComparedMetric(name=objective.metric, direction=objective.direction)
+
+
+def merge_device_metrics(
+    objective: Objective, updates: Mapping[str, Update], *, personal: bool
+) -> dict[str, float] | msgspec.UnsetType:
+    """Return the metrics, and the loss, on the held-out examples of all devices; unset without any.
+
+    Of a common model they are those of all examples together, by the sums that devices send; of personal models the
+    means over the devices that have a value.
+    """
+    if objective.spec == CLASSIFICATION_SPEC:
+        return msgspec.UNSET
+    if not personal:
+        return merge_sums(objective, (update.sums for update in updates.values())) or msgspec.UNSET
+    metrics = dict[str, float]()
+    for name in (*objective.metrics, LOSS):
+        values = (update.metrics.get(f"{DEVICE_PREFIX}{name}") for update in updates.values())
+        if known_values := [value for value in values if value is not None]:
+            metrics[name] = math.fsum(known_values) / len(known_values)
+    return metrics or msgspec.UNSET
 
 
 def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -140,11 +140,18 @@ def test_an_older_report_stays_where_a_new_one_cannot_be_written(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]
 
 
-@pytest.mark.parametrize("target", ["0", "1.5", "nan", "much"])
-def test_a_target_is_a_share(report, target, capsys):
+@pytest.mark.parametrize("target", ["nan", "much"])
+def test_a_target_is_a_number(report, target, capsys):
     with pytest.raises(SystemExit):
         report("run", "--target", target)
     assert names_all(capsys.readouterr().err, "--target", repr(target))
+
+
+@pytest.mark.parametrize("target", ["0", "1.5"])
+def test_a_target_of_an_accuracy_is_a_share(report, target):
+    with pytest.raises(ConfigError) as refused:
+        report("run", "--target", target)
+    assert names_all(refused.value, "--target", target)
 
 
 def test_a_replay_has_a_report(tmp_path, monkeypatch, capsys):

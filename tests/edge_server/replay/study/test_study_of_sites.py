@@ -19,7 +19,7 @@ from edge_server.replay.study.run import complete_study
 from edge_server.replay.study.sites import digest_cell, merge_digests
 from edge_server.report.digest import Digest, amount_or_unknown
 from edge_server.report.summarise import digest_run
-from edge_server.report.targets import best_accuracy
+from edge_server.report.targets import best_value
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
@@ -96,7 +96,7 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
         runs = {site: read_records(folder / cell.name / site) for site in ("roof", "barn")}
         ends = {site: closed_rounds(records)[-1].accuracy for site, records in runs.items()}
         assert row.accuracy == pytest.approx(statistics.fmean(ends.values()))
-        assert row.best == best_accuracy(digest_cell(folder / cell.name, cell.plan))
+        assert row.best == best_value(digest_cell(folder / cell.name, cell.plan))
         assert row.whole.rounds.value == cell.plan.rounds
         assert row.target
     assert complete_study(study, {}, cells, folder, counted, lambda _: None) == summary

@@ -1,0 +1,46 @@
+"""Values of a run's compared metric in its records, and the round whose model is best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, closed_rounds
+
+DEVICE_PREFIX = "eval_"
+"""Prefix of metrics of held-out examples among those of a device's update."""
+
+
+def compared_metric(records: Iterable[AnyRecord]) -> ComparedMetric:
+    """Return the metric by which the models of a run are compared."""
+    return next((record.compared or ACCURACY for record in records if isinstance(record, RunOpened)), ACCURACY)
+
+
+def server_value(closed: RoundClosed, metric: ComparedMetric) -> float | None:
+    """Return the metric of a round's model on the server's test data."""
+    return metric.value_of(closed.metrics, accuracy=closed.accuracy, loss=closed.test_loss)
+
+
+def devices_value(record: RoundClosed | Evaluated, metric: ComparedMetric) -> float | None:
+    """Return the metric on the devices' held-out examples, of a round or of an evaluation by all devices."""
+    if isinstance(record, Evaluated):
+        return metric.value_of(record.metrics, accuracy=record.accuracy)
+    return metric.value_of(record.device_metrics, accuracy=record.device_accuracy)
+
+
+def device_value(metrics: Mapping[str, float], metric: ComparedMetric) -> float | None:
+    """Return the metric of one device among the metrics of its update."""
+    return metrics.get(f"{DEVICE_PREFIX}{metric.name}")
+
+
+def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:
+    """Return (compared metric on the server's test data, round) of each valid round that was evaluated."""
+    every = list(records)
+    metric = compared_metric(every)
+    measured = ((server_value(end, metric), end.round) for end in closed_rounds(every))
+    return [(value, number) for value, number in measured if value is not None]
+
+
+def best_round(measured: Iterable[tuple[float, int]], metric: ComparedMetric) -> tuple[float, int] | None:
+    """Return the (value, round) of the best model, the latest of equal ones; None if no round was evaluated."""
+    return max(measured, key=lambda entry: (metric.rank(entry[0]), entry[1]), default=None)

@@ -1,0 +1,187 @@
+"""Runs of other tasks than classification: live as in replay, and devices' metrics as those of the pooled examples."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from device_agent.trainer import task
+from edge_server.journal.compared import measured_rounds
+from edge_server.journal.compared_metric import ComparedMetric
+from edge_server.journal.outcome import summarise_outcome
+from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds
+from edge_server.plan.data import device_data
+from edge_server.plan.plan import Plan
+from edge_server.replay.run import replay_plan
+from shared.data.examples import Examples, split_holdout
+from shared.data.load import load
+from shared.errors import ConfigError
+from shared.models.build import build_initial
+from shared.models.evaluate import score
+from shared.objectives.training import build_training_objective
+from tests.edge_server.fleets import Network, Site
+from tests.edge_server.harness import RUN
+from tests.edge_server.textbook import make_plan, require_equal
+from tests.naming import names_all
+from tests.task_files import TASKS, write_code, write_data
+
+numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def code(tmp_path, monkeypatch):
+    write_code(tmp_path, monkeypatch)
+
+
+def plan_of(folder: Path, name: str, /, rounds: int = 3, **sections: str) -> Plan:
+    objective, model = TASKS[name]
+    sections = {
+        "task": objective,
+        "model": model,
+        "data": write_data(folder, name),
+        "partition": 'kind = "even"',
+        "hyper": "local_epochs = 2\nbatch_size = 8\nlearning_rate = 0.05",
+        "evaluation": "every = 1\non_device = true\ndevices_every = 2",
+    } | sections
+    return make_plan(folder, rounds, **sections)
+
+
+def figures(records: list[AnyRecord]) -> list[object]:
+    rounds = [
+        (one.outcome, one.arrived, one.loss, one.test_loss, one.metrics, one.device_metrics)
+        for one in closed_rounds(records)
+    ]
+    return rounds + [(one.round, one.by_device, one.metrics) for one in records if isinstance(one, Evaluated)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_live_and_replayed_it_comes_to_the_same_bits(network, name, tmp_path):
+    plan = plan_of(tmp_path, name)
+    live, records = Site(network, plan, tmp_path, name=f"task{next(numbers)}").play()
+    again, others = replay_plan(plan, tmp_path / "replayed" / RUN)
+    require_equal(live.tree, again.tree)
+    assert figures(records) == figures(others)
+    for closed in closed_rounds(records):
+        assert closed.outcome == "aggregated"
+        assert closed.metrics
+        assert closed.device_metrics
+        assert closed.accuracy is None
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_metrics_over_the_devices_are_those_of_all_held_out_examples(name, tmp_path):
+    plan = plan_of(tmp_path, name)
+    state, records = replay_plan(plan, tmp_path / RUN)
+    held_out = [split_holdout(load(device_data(plan, plan.device, index)), 0.25, 0)[1] for index in range(3)]
+    pooled = Examples(*(torch.cat([getattr(one, name) for one in held_out]) for name in ("inputs", "labels")))
+    network = build_initial(plan.model, plan.seed).layers
+    expected = score(network, state.tree, pooled, build_training_objective(plan.objective))
+    evaluated = [record for record in records if isinstance(record, Evaluated)][-1]
+    assert evaluated.round == plan.rounds
+    assert evaluated.metrics == pytest.approx({**expected.metrics, "loss": expected.loss}, rel=1e-6)
+
+
+def test_the_metric_with_its_direction_decides_which_model_is_best(tmp_path):
+    plan = plan_of(tmp_path, "regression", hyper="batch_size = 8\nlearning_rate = 0.4", rounds=8)
+    _, records = replay_plan(plan, tmp_path / RUN)
+    measured = measured_rounds(records)
+    best = min(measured)
+    assert best[1] < 7, measured
+    found = summarise_outcome(records, tmp_path / RUN)
+    assert (found.best.value, found.best.round) == best
+    assert found.metric == ComparedMetric(name="rmse", direction="min")
+    assert found.best.model.endswith(f"best-{best[1]:06d}.safetensors")
+
+
+def test_a_target_value_ends_the_run_after_the_round_that_reaches_it(tmp_path):
+    plan = plan_of(tmp_path, "regression")
+    _, records = replay_plan(plan, tmp_path / "whole")
+    first, second, _ = measured_rounds(records)
+    assert second < first
+    value = (first[0] + second[0]) / 2
+    plan = plan_of(tmp_path, "regression", task=f'kind = "regression"\ntarget = {{ value = {value} }}')
+    _, records = replay_plan(plan, tmp_path / RUN)
+    assert [closed.round for closed in closed_rounds(records)] == [1, 2]
+    assert records[-1].outcome == "finished"
+    assert names_all(records[-1].cause, "rmse", 2)
+
+
+METHODS = {
+    "hcef": "",
+    "fedspu": "",
+    "pruned_personalization": "",
+    "fedsl": "cut = 1",
+}
+"""Methods of the papers with their options."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_the_papers_train_a_regression(method, tmp_path):
+    algorithm = f'name = "{method}"\noptions = {{ {METHODS[method]} }}'
+    evaluation = "every = 1" if method == "fedsl" else "every = 0\ndevices_every = 1"
+    plan = plan_of(tmp_path, "regression", algorithm=algorithm, evaluation=evaluation)
+    live, records = Site(Network(), plan, tmp_path).play()
+    again, others = replay_plan(plan, tmp_path / "replayed" / RUN)
+    require_equal(live.tree, again.tree)
+    assert figures(records) == figures(others)
+    losses = [closed.loss for closed in closed_rounds(records)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_devices(tmp_path):
+    plan = plan_of(tmp_path, "regression", task='kind = "regression"\nloss = "fieldtask:not_a_number"')
+    _, records = replay_plan(plan, tmp_path / RUN)
+    assert records[-1].outcome == "diverged"
+    assert names_all(records[-1].cause, "a, b, c", "step 1", "nan")
+
+
+@pytest.mark.parametrize("section", ['metrics = ["fieldtask:raising"]', 'loss = "fieldtask:raising"'])
+def test_a_metric_or_loss_that_raises_is_named_before_the_first_round(section, tmp_path):
+    plan = plan_of(tmp_path, "regression", task=f'kind = "regression"\n{section}')
+    with pytest.raises(ConfigError) as refused:
+        replay_plan(plan, tmp_path / RUN)
+    assert names_all(refused.value, f"task.{section.partition(' ')[0]}", "fieldtask:raising", "of its own")
+
+
+def test_a_metric_that_raises_on_the_devices_alone_ends_the_run_with_its_name(tmp_path):
+    plan = plan_of(
+        tmp_path,
+        "regression",
+        task='kind = "regression"\nmetrics = ["fieldtask:raising"]',
+        evaluation="every = 0\non_device = true",
+    )
+    _, records = replay_plan(plan, tmp_path / RUN)
+    assert records[-1].outcome == "refused"
+    assert names_all(records[-1].cause, "a, b, c", "task.metrics", "fieldtask:raising", "of its own")
+
+
+def test_a_network_with_other_outputs_than_targets_is_refused_with_both_shapes(tmp_path):
+    plan = plan_of(tmp_path, "regression", model='name = "mlp"\noptions = { features = 5, classes = 3 }')
+    with pytest.raises(ConfigError) as refused:
+        replay_plan(plan, tmp_path / RUN)
+    assert names_all(refused.value, "model", 3, 2)
+
+
+@pytest.mark.parametrize(("forged", "counted"), [([1e300] * 7, "ab"), ([float("inf")], ""), ([1.0] * 9000, "")])
+def test_forged_sums_of_one_device_do_not_end_the_run(tmp_path, monkeypatch, forged, counted):
+    """Its update is refused, or its sums do not count because their number is not that of most devices."""
+    plan = plan_of(tmp_path, "regression", rounds=1, round="deadline_s = 5.0")
+    evaluate = task._evaluate
+
+    def forge(work, tree):
+        scored = evaluate(work, tree)
+        return replace(scored, sums=dict.fromkeys(scored.sums, forged)) if work.job.task.device == "c" else scored
+
+    _, records = replay_plan(plan, tmp_path / "honest")
+    monkeypatch.setattr(task, "_evaluate", forge)
+    _, others = replay_plan(plan, tmp_path / RUN)
+    [honest], [closed] = closed_rounds(records), closed_rounds(others)
+    assert closed.outcome == "aggregated"
+    assert ("c" in closed.arrived) == bool(counted)
+    assert closed.device_metrics
+    assert closed.device_metrics != honest.device_metrics
+    assert closed.device_metrics["rmse"] < 100
