@@ -156,9 +156,8 @@ class Rounds:
         gather = await self.exchange(number, begun, assignments, accepted=accepted, split=split)
         for note in note_full_precision(self.plan, gather, self.membership.full_precision):
             await self.persist(self.store.append, note)
-        trained, scored = split.top.result if split else begun, None
+        trained, scored, batches = split.top.result if split else begun, None, None
         after = await self._aggregate(trained, assignments, gather)
-        batches = None
         if after is not None:
             state, batches = await self._measure_statistics(
                 number, await self._mix_with_neighbours(number, after), gather
@@ -168,11 +167,10 @@ class Rounds:
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
                 self._score(state, number),
             )
-        personal = self.algorithm.personal is not None
         closed = build_round_record(
             *(gather, self.server.take_refused(), scored, self.model.objective),
             enough=after is not None,
-            personal=personal,
+            personal=self.algorithm.personal is not None,
         )
         at = self.server.clock()
         figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}

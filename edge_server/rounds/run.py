@@ -181,16 +181,9 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     """
     server.run = run
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
-    plugins, batches = plan_plugins(plan), choose_batches(plan, algorithm)
-    new = RunOpened(
-        run=run,
-        plan=plan,
-        started=started,
-        draw=draw,
-        statistics_batches=batches,
-        plugins=plugins or msgspec.UNSET,
-        compared=record_metric(build_objective(plan.objective)),
-    )
+    plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
+    new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)
+    new = msgspec.structs.replace(new, statistics_batches=choose_batches(plan, algorithm))
     begun = _find_beginning(records, plan) or new
     require_recorded(begun, plugins)
     test, labelled = examples = await _load_server_examples(plan, server)
