@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,6 +17,10 @@ from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
+
+_chains: WeakKeyDictionary[nn.Module, nn.Sequential] = WeakKeyDictionary()
+"""Cache of traced chains by network: every task has a `Model` of its own."""
+NO_CUTS = "it has no cuts, since a single tensor passes nowhere between two of its layers with weights"
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,9 @@ class Model:
         is_given = bool(self.cuts) or is_flat(self.layers)
         if isinstance(self.layers, nn.Sequential) and is_given and not tied_names(self.layers):
             return self.layers
-        return trace_chain(self.layers)
+        if self.layers not in _chains:
+            _chains[self.layers] = trace_chain(self.layers)
+        return _chains[self.layers]
 
     @cached_property
     def cut_places(self) -> Mapping[int, int]:
@@ -96,7 +103,7 @@ class Model:
     def _place(self, cut: int) -> int:
         places = self.cut_places
         if cut not in places:
-            legal = f"cuts are {', '.join(map(str, places))}" if places else "it has no cuts"
+            legal = f"cuts are {', '.join(map(str, places))}" if places else NO_CUTS
             raise ConfigError(f"the model cannot be cut at {cut}: {legal}; correct `cut`")
         return places[cut]
 

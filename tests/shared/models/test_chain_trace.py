@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +83,52 @@ class Recurrent(nn.Module):
         return self.head(outputs[:, -1])
 
 
+class Attention(nn.Module):
+    """A block of a vision transformer, whose shapes are read from its inputs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.joint, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.rand(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        count, length, width = inputs.shape
+        joint = self.joint(self.norm(inputs)).reshape(count, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        queries, keys, values = joint.unbind(0)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values)
+        return inputs + self.scale * self.out(mixed.transpose(1, 2).reshape(count, length, width))
+
+
+class Transformer(nn.Module):
+    """A small vision transformer, with a class token and positions as parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(1, 8, 4, 4), nn.Parameter(torch.rand(1, 1, 8))
+        self.positions = nn.Parameter(torch.rand(1, 10, 8))
+        self.blocks, self.head = nn.Sequential(Attention(8), Attention(8)), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        patches = self.patches(inputs).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(inputs.shape[0], -1, -1), patches], 1) + self.positions
+        return self.head(self.blocks(tokens)[:, 0])
+
+
+class Dense(nn.Module):
+    """Layers that read the outputs of all layers below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.third, self.head = nn.Conv2d(8, 4, 3, padding=1), nn.Linear(12, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = self.first(inputs)
+        second = torch.cat([first, self.second(functional.relu(first))], 1)
+        third = torch.cat([second, self.third(functional.relu(second))], 1)
+        return self.head(third.mean([2, 3]))
+
+
 @pytest.fixture
 def inputs() -> Tensor:
     return torch.randn(4, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
@@ -92,7 +141,13 @@ def seeded(call, *args):
 
 @pytest.mark.parametrize(
     ("kind", "cuts"),
-    [(Written, {1: 4, 2: 7, 3: 11}), (Residual, {1: 3, 3: 4, 5: 9}), (Recurrent, {1: 4})],
+    [
+        (Written, {1: 4, 2: 7, 3: 11}),
+        (Residual, {1: 3, 3: 4, 5: 9}),
+        (Recurrent, {1: 4}),
+        (Dense, {1: 1, 2: 2, 3: 4}),
+        (Transformer, {1: 2, 3: 3, 5: 5}),
+    ],
 )
 @pytest.mark.parametrize("train", [False, True])
 def test_a_chain_computes_the_same_with_the_same_names_whole_and_cut(kind, cuts, train, inputs):
@@ -243,3 +298,13 @@ def test_changes_in_place_and_foldings_are_kept(kind, features):
     inputs = torch.randn(3, features)
     with torch.no_grad():
         assert torch.equal(trace_chain(network)(inputs), network(inputs))
+
+
+def test_a_chain_is_traced_once_per_network_and_does_not_keep_it_alive():
+    model = Model(Residual())
+    other = replace(model, example=(1, SIDE, SIDE))
+    assert other.chain is model.chain
+    alive = weakref.ref(model.layers)
+    del model, other
+    gc.collect()
+    assert alive() is None
