@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge_server.cli import commands, folders
 from edge_server.cli import config as config_command
+from edge_server.cli import flower_app as flower_app_command
 from edge_server.cli import plugins as plugins_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
@@ -55,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "new": project_command.new,
     "project": project_command.project,
     "trial": commands.trial,
+    "flower-app": commands.flower_app,
     "chaos": commands.chaos,
     "plan": commands.plan,
     "config": config_command.config,
@@ -76,7 +78,19 @@ COMMANDS: Mapping[str, Command] = {
 }
 
 RUN_WRITERS = frozenset(
-    {"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops", "enrol", "enrolment-service"}
+    {
+        "run",
+        "trial",
+        "replay",
+        "flower-app",
+        "chaos",
+        "study",
+        "release",
+        "rollout",
+        "serve-tops",
+        "enrol",
+        "enrolment-service",
+    }
 )
 """Commands that write runs, readable by their user only; pages, tables and traces may be read by others."""
 
@@ -155,6 +169,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands.plan_arguments(add_command(verbs, "plan", "check a plan, or print the reference of plan keys"))
     config_command.arguments(add_command(verbs, "config", "print the reference of all keys of server.toml"))
     _chaos(add_command(verbs, "chaos", "run a plan live on this machine while killing its processes at random"))
+    flower_app = add_command(verbs, "flower-app", "run an existing Flower app, with agents in place of its nodes")
+    flower_app_command.arguments(flower_app)
     _results(verbs)
     _gateway(verbs)
     add_general_options(parser)

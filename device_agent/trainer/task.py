@@ -35,7 +35,7 @@ from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import forward_backward, time_steps
 from device_agent.trainer.threads import ThreadTuner
-from device_agent.trainer.workspace import TaskBatches, Workspace
+from device_agent.trainer.workspace import NO_EXAMPLES, TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
 from shared.algorithms.personal_model import require_finite
@@ -114,14 +114,15 @@ class TrainingTask:
 
     @cached_property
     def model(self) -> Model:
-        """The network; without storage if the training is split, since only the part below the cut is allocated.
+        """The network; without storage if the training is split, which allocates its part, or done by a program.
 
         If its builder declares no input shape, it is that of the device's examples.
         """
-        workspace = self.workspace
-        built = (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
+        workspace, algorithm = self.workspace, self.algorithm
+        is_outline = algorithm.split or algorithm.program
+        built = (workspace.skeleton if is_outline else workspace.model)(self.job.task.model)
         example = built.example
-        if not example and self.job.task.train:
+        if not example and self.job.task.train and not algorithm.program:
             example = tuple(workspace.data(self.data)[0].inputs.shape[1:])
         return replace(built, objective=self.objective, example=example)
 
@@ -131,8 +132,10 @@ class TrainingTask:
         return build_training_objective(self.job.task.objective or CLASSIFICATION_SPEC)
 
     def batches(self, *, epochs: int | None = None) -> TaskBatches:
-        """Return the device's mini-batches, for `epochs` epochs instead of the task's if given."""
+        """Return the device's mini-batches, for `epochs` epochs instead of the task's if given; none for a program."""
         assignment = self.job.task.assignment
+        if self.algorithm.program:
+            return TaskBatches(NO_EXAMPLES, assignment, self.is_superseded)
         if epochs is not None:
             hyper = msgspec.structs.replace(assignment.hyper, local_epochs=epochs)
             assignment = msgspec.structs.replace(assignment, hyper=hyper)
@@ -331,8 +334,9 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     state, result, transfer, step = None, None, None, None
     with task.measure() as usage, seed_torch(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
-        data = task.evaluation_data or task.data
-        task.workspace.require_fit(job.task.model, data, split=bool(algorithm.split), objective=task.objective)
+        if not algorithm.program:
+            data = task.evaluation_data or task.data
+            task.workspace.require_fit(job.task.model, data, split=bool(algorithm.split), objective=task.objective)
         if not algorithm.personal:
             held_out = _evaluate(task, start)
         if job.task.train:
@@ -445,7 +449,11 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
 
 
 def _evaluate(task: TrainingTask, tree: Tree) -> HeldOutScore:
-    """Evaluate parameters on the device's held-out examples, if there are any."""
+    """Evaluate parameters on the device's held-out examples, if there are any, or by the user's program."""
+    if program := task.algorithm.program:
+        if not task.job.task.evaluate:
+            return NOT_EVALUATED
+        return HeldOutScore(program.evaluate(task.model, task.read_state()[0], tree, task.job.task.assignment))
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return NOT_EVALUATED

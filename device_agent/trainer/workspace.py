@@ -37,6 +37,9 @@ log = logging.getLogger("trainer")
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """Examples for training, evaluation and validation."""
 
+NO_EXAMPLES = Examples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+"""Stands for the examples that a user's program reads itself."""
+
 
 @dataclass
 class Workspace:

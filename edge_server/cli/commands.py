@@ -205,6 +205,28 @@ def trial(options: argparse.Namespace) -> int:
     return max(outcome_code(records) for _, records in runs)
 
 
+def flower_app(options: argparse.Namespace) -> int:
+    """Write the plan of a Flower app, and run it with agents, on boards or in virtual time."""
+    with loading():
+        from edge_server.cli.flower_app import prepare  # noqa: PLC0415
+        from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
+        from edge_server.replay.run import run_replay  # noqa: PLC0415
+
+    processes.configure("warning", options.verbose)
+    plan_path = prepare(options)
+    sys.stdout.write(f"plan: {plan_path}\n")
+    if options.write_only:
+        return 0
+    if options.replay:
+        runs = run_replay(plan_path, options.data_root, options.data_dir, 0)
+    else:
+        local = None if options.config else 0
+        trial_options = {"plan": plan_path, "local": local, "cef_share": None, "device": None}
+        runs = run_trial(argparse.Namespace(**{**vars(options), **trial_options}), _cancelled_by_signals)
+    _show_all(options, runs)
+    return max(outcome_code(records) for _, records in runs)
+
+
 def devices(options: argparse.Namespace) -> int:
     """Show the devices of a site and their latest measurements; `approve` and `forget` act on one."""
     verb = gateway_commands.device_verb(options)

@@ -15,7 +15,7 @@ RUN_OR_SITES_HELP = (
 )
 EMBEDDED_HELP = "use the built-in broker, written in Python, even if mosquitto is installed"
 DATA_ROOT_HELP = "folder of data sets; default: $FIELDFLEET_DATA, else ../shared/data, relative to the current folder"
-RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study"})
+RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study", "flower-app"})
 """Commands that create runs: they use a Debian package's server.toml only if it is named."""
 
 

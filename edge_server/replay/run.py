@@ -20,7 +20,7 @@ import xxhash
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
 from edge_server.journal.runs import create_runs_folder, find_run, record_run_order
-from edge_server.plan.data import device_data, require_data, resolve_data
+from edge_server.plan.data import device_data, planned_data, require_data, resolve_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.replay import ReplayPlan
@@ -53,6 +53,7 @@ from edge_server.replay.training_executor import TrainingExecutor
 from edge_server.replay.workload import Workload
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
+from shared.data.spec import NONE
 from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton
@@ -442,6 +443,8 @@ class ReportingStore(SqliteStore):
 
 def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workload) -> int:
     """Return the number of devices that train in one pass."""
+    if planned_data(plan).source == NONE:
+        return 1
     if not plan.replay.together or plan.task_objective:  # stacked networks train by cross-entropy alone
         return 1
     return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(device_data(plan, fleet, 0)).shape)

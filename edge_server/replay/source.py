@@ -22,6 +22,7 @@ from edge_server.rounds.evaluation.running_statistics import choose_batches, set
 from edge_server.sites.overview import find_site
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
+from shared.data.spec import NONE
 from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build
 
@@ -122,10 +123,12 @@ def select_recorded_devices(trace: Trace, plan: Plan, count: int = 0) -> tuple[l
 
 
 def count_examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
-    """Return the number of training examples of the fleet's first devices, at most `MOST_COUNTED`."""
+    """Return the number of training examples of the fleet's first devices, at most `MOST_COUNTED`; if known here."""
     cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
         data = device_data(plan, fleet, index)
+        if data.source == NONE:
+            continue
         sizes[device.name] = cache.count_sides(data)[1]
     return sizes
 

@@ -72,9 +72,11 @@ class TrainingExecutor:
         try:
             algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
             is_sgd, correct = correction_of(algorithm)
+            if not is_sgd:
+                return []
             batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
             network = stack_networks(model.layers, batches[0].examples.inputs.shape[1:])
-            if not is_sgd or network is None or not can_stack(task.assignment.hyper.step):
+            if network is None or not can_stack(task.assignment.hyper.step):
                 return []
             start = read_parameters(jobs[0], self._workspace, algorithm)
             return train(network, start, batches, task.assignment.hyper, correct)

@@ -11,7 +11,7 @@ from device_agent.trainer.interface import Job
 from edge_server.replay.devices.behaviour import Work, batches
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.spec import Data
+from shared.data.spec import NONE, Data
 from shared.models.base import Model
 from shared.models.build import build_blank
 from shared.models.chain import count_below
@@ -38,6 +38,8 @@ class Workload:
         """
         if job.task.assignment.steps:
             return self.session_work(job)[0]
+        if job.data.source == NONE:  # the examples of a user's program are unknown, and take no virtual time
+            return self._make_work(job, steps=0, examples=0, flops=0)
         task, (held_out, trained_on) = job.task, self.cache.count_sides(job.data)
         assignment = task.assignment
         passed = held_out if task.evaluate else 0
@@ -105,6 +107,8 @@ class Workload:
         Raises:
             ConfigError: As `task_work`.
         """
+        if data.source == NONE:
+            return 0
         shape = self.cache.example(data).shape
         return step_flops(spec, shape, batch_size, trains=trains, below=below)
 
@@ -123,6 +127,8 @@ class Workload:
 
     def _share(self, job: Job) -> float:
         """Return a step's share of a full training step, as the task's algorithm computes only part of the network."""
+        if job.data.source == NONE:
+            return 1.0
         task, assignment = job.task, job.task.assignment
         settings = assignment.hyper.batch_size, assignment.hyper.local_epochs, assignment.values
         model = self._model(task.model)

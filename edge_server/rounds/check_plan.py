@@ -24,7 +24,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
-from shared.data.spec import TargetKind, require_source
+from shared.data.spec import NONE, TargetKind, require_source
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
@@ -159,6 +159,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         )
     _check_step(plan, algorithm, path)
     _check_schedule(plan, path)
+    _check_program(plan, algorithm, path)
     _check_topk(plan, algorithm, path)
     _check_exact(plan, {*model.tree(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
@@ -209,7 +210,7 @@ def _begin(plan: Plan, algorithm: Algorithm, model: Model) -> State:
 
 def _can_begin(plan: Plan, algorithm: Algorithm, model: Model) -> bool:
     """Check whether a method with its default options can train a network."""
-    if (algorithm.server is None) != (not plan.server_data):
+    if (algorithm.server is None) != (not plan.server_data) or algorithm.program:
         return False
     try:
         algorithm.init(model, plan.seed)
@@ -245,7 +246,7 @@ def _check_targets(plan: Plan, path: Path) -> None:
     """Refuse data whose targets are of another type than the kind of task needs, and a target value never measured."""
     kind, task = plan.objective.kind, plan.task
     for name, data in (("data", plan.data), ("server_data", plan.server_data)):
-        if data and kind != "custom" and data.target_kind != TARGET_KINDS[kind]:
+        if data and data.source != NONE and kind != "custom" and data.target_kind != TARGET_KINDS[kind]:
             raise ConfigError(
                 f"{path}: task.kind: {kind!r} needs {TARGET_TEXTS[TARGET_KINDS[kind]]} as targets, and the targets of "
                 f"[{name}] are {TARGET_TEXTS[data.target_kind]}; correct task.kind, or {name}.target_columns, "
@@ -344,4 +345,21 @@ def _check_early_stopping(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f"{path}: early_stopping: algorithm {plan.algorithm.name!r} cannot stop early; take it out, or choose "
             f"one of {', '.join(able)}"
+        )
+
+
+def _check_program(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse what needs examples where there are none, or where a user's program has them."""
+    name, evaluation = plan.algorithm.name, plan.evaluation
+    if plan.data and plan.data.source == NONE:
+        if not algorithm.program:
+            raise ConfigError(f'{path}: data.source: algorithm {name!r} trains on examples of [data]; replace "none"')
+        if evaluation.every:
+            raise ConfigError(
+                f'{path}: evaluation.every: data.source is "none", so the server has no test data: set it to 0'
+            )
+    if algorithm.program and (plan.measure.seconds or evaluation.runtime == "onnx"):
+        key = "measure.seconds" if plan.measure.seconds else "evaluation.runtime"
+        raise ConfigError(
+            f"{path}: {key}: algorithm {name!r} runs a program of yours, with its own examples; remove it"
         )

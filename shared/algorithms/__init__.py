@@ -6,6 +6,7 @@ from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedprox import fedprox
 from shared.algorithms.fedselect import fedselect
+from shared.algorithms.flower import flower
 from shared.algorithms.hcef import hcef
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
@@ -44,6 +45,7 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
         "scaffold": scaffold,
         "fedsl": fedsl,
         "fedspu": fedspu,
+        "flower": flower,
         "hcef": hcef,
         "local_only": local_only,
         "random_dropout": random_dropout,

@@ -146,6 +146,18 @@ class Personal:
 
 
 @dataclass(frozen=True)
+class Program:
+    """User's program on a device that reads examples of its own; `[data]` of the device may be `none`.
+
+    Attributes:
+        evaluate: (model, device state, parameters, assignment) -> figures of its evaluation: `eval_accuracy`,
+            `eval_loss` and `eval_examples` if known, and others by name. The model is a skeleton without storage.
+    """
+
+    evaluate: Callable[[Model, State, Tree, Assignment], dict[str, float]]
+
+
+@dataclass(frozen=True)
 class ServerTraining:
     """Server-side training on labelled examples before every broadcast.
 
@@ -236,6 +248,8 @@ class Algorithm:
             the download itself, which may have any leaves.
         split: Every training step goes through the server.
         personal: Devices have personal models.
+        program: A user's program trains, on examples that it reads itself: `local` gets no batches, and a model without
+            storage.
         server: The server trains as well.
         resources: Cost of the training, and the allocated values that it uses.
         departure: Devices may leave for good.
@@ -260,6 +274,7 @@ class Algorithm:
     check_update: Callable[[Assignment, Tree, Tree], None] | None = None
     split: Split | None = None
     personal: Personal | None = None
+    program: Program | None = None
     server: ServerTraining | None = None
     resources: Resources = Resources()
     departure: Departure | None = None

@@ -14,7 +14,7 @@ from shared.data.load import as_examples
 from shared.data.partition import Index, Shares, select_share, split
 from shared.data.sources.arrays import Arrays, count_sides
 from shared.data.sources.read import read_whole
-from shared.data.spec import Data
+from shared.data.spec import NONE, Data
 
 
 @dataclass
@@ -36,11 +36,13 @@ class DataCache:
         return as_examples(selected if spec.is_labelled else selected.without_labels(), spec)
 
     def count(self, spec: Data) -> int:
-        """Count a device's examples, including those held out.
+        """Count a device's examples, including those held out; 0 for source `none`.
 
         Raises:
             ConfigError: The data cannot be read or partitioned.
         """
+        if spec.source == NONE:
+            return 0
         share = self._share(spec)
         return len(self._read_full(spec) if share is None else share)
 

@@ -20,7 +20,9 @@ from shared.spelling import guess
 
 TABLES = ("csv", "parquet", "sqlite")
 """Sources with named columns."""
-SOURCE_NAMES = ("digits", "idx", "npz", "folder", "audio", *TABLES)
+NONE = "none"
+"""Source without examples."""
+SOURCE_NAMES = ("digits", "idx", "npz", "folder", "audio", *TABLES, NONE)
 """Built-in sources; others are plugins."""
 CUSTOM = "module:function"
 KEY_SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -185,8 +187,9 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         source: Format of the files: `digits`, `idx`, `npz`, `folder`, `audio`, `csv`, `parquet`, `sqlite`, or
             `module:function` of your own or another plugin; `device_agent/README.md` describes what each expects.
+            `none`: no examples, for a method whose program reads its own (`flower`).
         path: File or folder to read; relative to the folder of data sets, of an agent to the working directory. Not
-            needed by `digits`.
+            needed by `digits` and `none`.
         split: The half of the data set that its authors set aside for training or for testing.
         partition: This device's share; absent for all. In a plan, `[partition]` deals the data instead.
         holdout: Share of this device's own examples reserved for evaluation on the device, in [0, 1).
@@ -299,7 +302,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def is_labelled(self) -> bool:
         """True if the examples have labels."""
-        return not self.labels
+        return not self.labels and self.source != NONE
 
     @property
     def reads_labels(self) -> bool:
@@ -339,7 +342,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for key, sources in KEY_SOURCES.items():
             if source not in sources and getattr(self, key) is not msgspec.UNSET:
                 raise ValueError(f"{key} means nothing to source {self.source!r}; remove it")
-        if self.source != "digits" and not self.is_custom and not self.path:
+        if self.source not in ("digits", NONE) and not self.is_custom and not self.path:
             raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
         if self.client_column and self.source in ("digits", "folder", "audio"):
             raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")

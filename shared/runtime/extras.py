@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "parquet": ("pyarrow",),
     "demo": ("sklearn",),
     "ray": ("ray",),
+    "flower": ("flwr",),
 }
 """Top-level modules of each extra, see `pyproject.toml`."""
 

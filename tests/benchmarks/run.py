@@ -22,6 +22,7 @@ import cuts
 import energy
 import exact
 import floods
+import flower_adapter
 import frozen
 import gap
 import gpu
@@ -69,6 +70,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "replay": replay.run,
     "together": together.run,
     "link": link.run,
+    "flower-adapter": flower_adapter.run,
     "exact": exact.run,
     "gap": gap.run,
     "gpu": gpu.run,

@@ -15,7 +15,7 @@ import msgspec
 
 from device_agent.commands.diagnosis.checks import Check
 from shared.data.check_result import DataCheck
-from shared.data.spec import Data
+from shared.data.spec import NONE, Data
 from shared.errors import split_remedy
 from shared.runtime.interpreter import Interpreter
 
@@ -48,6 +48,9 @@ def check_examples(
         memory_mb: Memory limit of the trainer in MiB; 0 for the default.
         patience_s: Time limit of reading, in seconds.
     """
+    if data.source == NONE:
+        yield Check(name="data", state="ok", finding="no examples here: a program of the plan reads its own")
+        return
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data] or put the examples there"
         yield Check(name="data", state="bad", finding=f"{data.path} does not exist", remedy=remedy)

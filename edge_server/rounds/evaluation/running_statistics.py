@@ -61,7 +61,7 @@ def _can_measure(algorithm: Algorithm) -> bool:
     """Return true if devices can measure the evaluated model; not if it is other than the one that they train."""
     if algorithm.split:
         return algorithm.split.measure is not None
-    return algorithm.server is None and algorithm.evaluated is None
+    return algorithm.server is None and algorithm.program is None and algorithm.evaluated is None
 
 
 def due_steps(plan: Plan, algorithm: Algorithm, model: Model, state: State, devices: int) -> int:

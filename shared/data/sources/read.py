@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shared.data.classes import require_number
 from shared.data.identity import hash_contents
 from shared.data.partition import draw_balanced, exclude_indices, take_share
-from shared.data.sources import audio, csv, digits, folder, idx, npz, parquet, sqlite
+from shared.data.sources import audio, csv, digits, folder, idx, none, npz, parquet, sqlite
 from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
 from shared.data.sources.plugin import read_plugin
 from shared.data.spec import Data
@@ -29,6 +29,7 @@ SOURCES: Registry[Callable[..., ReadPart]] = Registry(
         "digits": digits.read_part,
         "folder": folder.read_part,
         "idx": idx.read_part,
+        "none": none.read_part,
         "npz": npz.read_part,
         "parquet": parquet.read_part,
         "sqlite": sqlite.read_part,

@@ -47,6 +47,7 @@ BY_FOLDER = (
     "replay run",
     "trial run PLAN",
     "trial run PLAN --local 2",
+    "flower-app APP",
     "chaos PLAN --kills 1",
     "study PLAN",
     "report run --out OUT",

@@ -61,7 +61,8 @@ def reference_entries() -> Iterator[tuple[str, str, list[str]]]:
 def is_shown(found: set[Entry], heading: str, key: str, names: list[str]) -> bool:
     """Return whether an example has a key; an option of a network counts for every network."""
     if key == "NAME_OPTION":
-        return any(option.startswith("quantize_") for section, option in found if section == f"{heading} of chain")
+        owners = [f"{heading} of {name}" for name in names or ["chain"]]
+        return any(option.startswith(("quantize_", "message.")) for section, option in found if section in owners)
     if heading == "[model.options]":
         return any(section.startswith(heading) and option == key for section, option in found)
     if names:

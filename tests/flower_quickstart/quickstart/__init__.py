@@ -1,0 +1,1 @@
+"""Flower's PyTorch quickstart with scikit-learn's digits."""

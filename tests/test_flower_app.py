@@ -1,0 +1,180 @@
+"""An existing Flower app: its plan, a live run with agents and a broker, a replay, a resumed run and a release."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess  # noqa: TID251 - the commands as a user types them
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_server.__main__ import build_parser
+from edge_server.cli.flower_app import prepare, read_app
+from edge_server.journal import checkpoints
+from edge_server.journal.records import Evaluated, UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import read_records
+from edge_server.rounds.check_plan import load
+from shared import registry
+from shared.errors import ConfigError
+from tests import flower_environment
+from tests.flower_environment import APP, ROOT
+
+LIMIT_S = 300.0
+CLIENT, MODEL = "quickstart.client_app:app", "quickstart.task:Net"
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    """Return a function that parses a command line of `flower-app`, and undoes what `prepare` allows."""
+    monkeypatch.syspath_prepend(str(APP))
+    monkeypatch.setenv("PYTHONPATH", "")
+
+    def parse(*words: str) -> argparse.Namespace:
+        return build_parser().parse_args(["flower-app", *words, "--out", str(tmp_path / "plan.toml")])
+
+    yield parse
+    registry.allow([])
+
+
+def test_the_apps_project_becomes_a_plan(options, tmp_path):
+    """Rounds, nodes and settings are those of its pyproject.toml; the options of the command replace them."""
+    path = prepare(options(str(APP)))
+    plan = load(path, tmp_path)
+    assert (plan.name, plan.rounds, [device.name for device in plan.device]) == (
+        "quickstart",
+        3,
+        ["node-0", "node-1", "node-2"],
+    )
+    assert (plan.algorithm.name, plan.model.name) == ("flower", MODEL)
+    assert plan.algorithm.options["app"] == CLIENT
+    assert plan.algorithm.options["learning-rate"] == 0.05
+    assert {CLIENT, MODEL} <= set(registry.allowed_entries())
+    words = (
+        "--devices",
+        "pi-1, pi-2",
+        "--set",
+        "num-server-rounds=5",
+        "--set",
+        "fraction-fit=0.5",
+        "--message",
+        "lr=0.1",
+    )
+    plan = load(prepare(options(str(APP), *words)), tmp_path)
+    assert (plan.rounds, plan.cohort.size, [device.name for device in plan.device]) == (5, 1, ["pi-1", "pi-2"])
+    assert plan.algorithm.options["message.lr"] == 0.1
+    assert plan.algorithm.options["devices"] == "pi-1,pi-2"
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "named"),
+    [
+        (lambda text: text.replace("clientapp =", "client ="), (), "clientapp"),
+        (lambda text: text.replace("[project]", "[project"), (), "pyproject.toml"),
+        (lambda text: text.replace("quickstart.client_app", "absent.client_app"), (), "--model"),
+        (lambda text: text, ("--devices", "0"), "--devices"),
+        (lambda text: text, ("--set", "rounds"), "--set"),
+    ],
+)
+def test_an_app_that_cannot_run_is_refused(options, tmp_path, change, words, named):
+    """With the file or the option to correct."""
+    (tmp_path / "pyproject.toml").write_text(change((APP / "pyproject.toml").read_text()))
+    with pytest.raises(ConfigError, match=named):
+        prepare(options(str(tmp_path), *words))
+    with pytest.raises(ConfigError):
+        read_app(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("[measure]\nseconds = 1.0\n", "measure.seconds"),
+        ("every = 1\n", "evaluation.every"),
+        ('name = "fedavg"\n', "data.source"),
+    ],
+)
+def test_a_plan_that_needs_the_apps_examples_is_refused(options, tmp_path, line, named):
+    """Timing steps and testing on the server need examples; another method cannot train without them."""
+    path = prepare(options(str(APP)))
+    text = path.read_text()
+    if line.startswith("name"):
+        text = text[: text.index("[algorithm]")] + f"[algorithm]\n{line}\n" + text[text.index("[model]") :]
+    else:
+        text = text.replace("every = 0\n", line) if "every" in line else text.replace("[cohort]", f"{line}[cohort]")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        load(path, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def python():
+    """Return the interpreter of an environment with Flower."""
+    try:
+        return flower_environment.install()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"Flower cannot be installed here: {error}")
+
+
+def run(python: Path, folder: Path, *words: object, fails: bool = False) -> str:
+    """Run a command in Flower's environment; return what it printed."""
+    environment = {**flower_environment.environment(APP), registry.VARIABLE: f"{CLIENT} {MODEL}"}
+    done = subprocess.run(  # noqa: S603 - our own programs
+        [str(python), *map(str, words)],
+        cwd=folder,
+        env={**environment, "FIELDFLEET_DATA": os.fspath(folder)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_device_side_with_flowers_classes(python, tmp_path):
+    """The unit tests that need Flower, in its environment."""
+    path = ROOT / "tests" / "shared" / "algorithms" / "test_flower_client.py"
+    printed = run(python, tmp_path, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", path)
+    assert "passed" in printed
+    assert "skipped" not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_the_quickstart_live_replayed_and_in_a_loop(python, tmp_path):
+    """Three agents and a broker give the bits of a replay, and the parameters of the client's own loop to 1e-6."""
+    server = ("-m", "edge_server")
+    run(python, tmp_path, *server, "flower-app", APP, "--run", "live")
+    run(python, tmp_path, *server, "flower-app", APP, "--replay")
+    run(python, tmp_path, APP / "local_loop.py", "loop.npz")
+    [replayed] = [folder for folder in (tmp_path / "runs").iterdir() if "replay" in folder.name]
+    live, again = (
+        checkpoints.load(folder / "checkpoints", 3).tree for folder in (tmp_path / "runs" / "live", replayed)
+    )
+    assert list(live) == list(again)
+    assert all(torch.equal(leaf, again[name]) for name, leaf in live.items())
+    loop = np.load(tmp_path / "loop.npz")
+    assert {*loop} == {*live, "accuracies"}
+    for name, leaf in live.items():
+        np.testing.assert_allclose(leaf.numpy(), loop[name], rtol=0, atol=1e-6)
+    records = read_records(tmp_path / "runs" / "live")
+    accuracies = [record.accuracy for record in records if isinstance(record, Evaluated)]
+    assert accuracies == pytest.approx(loop["accuracies"].tolist())
+    assert accuracies[-1] > 0.85
+    assert [record.outcome for record in closed_rounds(records)] == ["aggregated"] * 3
+    updates = [record.update for record in records if isinstance(record, UpdateAccepted) and record.update.params]
+    assert len(updates) == 9
+    assert all(update.loss == update.metrics["train_loss"] and update.cost.compute_s for update in updates)
+    assert {update.num_examples for update in updates} == {479}
+    printed = run(python, tmp_path, *server, "replay", "live", "--compare", "live")
+    assert "the same bits" in printed
+    run(python, tmp_path, *server, "release", "create", "live", "--example", 1, 8, 8)
+    exported = run(python, tmp_path, *server, "release", "export", "quickstart", "served")
+    assert exported
+    import onnxruntime  # noqa: PLC0415 - slow
+
+    session = onnxruntime.InferenceSession(next((tmp_path / "served").rglob("*.onnx")))
+    assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
