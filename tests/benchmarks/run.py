@@ -39,6 +39,7 @@ import rounds
 import savings
 import semisfl
 import shares
+import sources
 import split
 import starts
 import threads
@@ -81,6 +82,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "frozen": frozen.run,
     "optimizers": optimizers.run,
     "shares": shares.run,
+    "sources": sources.run,
     "views": views.run,
     "semisfl": semisfl.run,
 }

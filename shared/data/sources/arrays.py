@@ -105,6 +105,13 @@ def as_inputs(array: NDArray[Any]) -> NDArray[np.float32]:
     return inputs
 
 
+def is_finite(values: NDArray[np.float32]) -> bool:
+    """Check that no number is NaN or infinite, in one pass without a copy."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = values.sum()
+    return bool(np.isfinite(total) or np.isfinite([values.min(), values.max()]).all())  # large numbers may overflow
+
+
 def shuffled_order(count: int, seed: int) -> NDArray[np.int64]:
     """Return a permutation of 0 .. count - 1, int64, equal to that of `torch.randperm` with this seed.
 

@@ -27,8 +27,8 @@ from shared.runtime.memory import require_room
 log = logging.getLogger(__name__)
 
 SOUNDS = FileKind("sound file", (".flac", ".ogg", ".wav"))
-BATCH_FILES = 32
-"""Files whose features are computed at once."""
+BATCH_FILES = 2
+"""Files whose features are computed at once; more would not fit in a processor's cache."""
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.data.sources.arrays import is_finite
 from shared.data.sources.columns import Columns
 from shared.data.sources.table import TableRows
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 TEXT_BYTES = 64
 """Memory of a short text."""
 
@@ -35,7 +35,8 @@ class CellReader:
     header: Sequence[str]
     columns: Columns
     rows: int = 0
-    _numbers: list[NDArray[np.float32]] = field(default_factory=list)
+    _features: list[NDArray[np.float32]] = field(default_factory=list)
+    _targets: list[NDArray[np.float32]] = field(default_factory=list)
     _texts: dict[int, list[str]] = field(default_factory=dict)
     _places: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -61,15 +62,19 @@ class CellReader:
             complete = np.flatnonzero(~is_missing)
             numbers, places = numbers[complete], places[complete]
             texts = [[column[row] for row in complete.tolist()] for column in texts]
-        if not (np.abs(numbers) <= FLOAT32_MAX).all():
-            row, column = (int(place[0]) for place in np.nonzero(~(np.abs(numbers) <= FLOAT32_MAX)))
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinite
+            values = numbers.astype(np.float32)
+        if not is_finite(values):
+            row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(values)))
             raise self.refuse(int(places[row]), self.columns.numbers[column], numbers[row, column])
         for at, cells in zip(self.columns.texts, texts, strict=True):
             if not all(cells):
                 row = next(row for row, cell in enumerate(cells) if not cell)
                 raise self.refuse(int(places[row]), at, "")
             self._texts.setdefault(at, []).extend(cells)
-        self._numbers.append(numbers.astype(np.float32))
+        width = len(self.columns.features)
+        self._features.append(values[:, :width])
+        self._targets.append(values[:, width:])
         self._places.append(places)
         count = sum(map(len, self._places))
         require_room(8 * count * numbers.shape[1] + TEXT_BYTES * count * len(texts), self.path)
@@ -104,12 +109,11 @@ class CellReader:
         """
         if not self._places or not sum(map(len, self._places)):
             raise ConfigError(f"{self.path}: holds no row; add examples or correct path")
-        numbers, width = np.concatenate(self._numbers), len(self.columns.features)
         labels, clients, times = (
             [] if at is None else self._texts.get(at, [])
             for at in (self.columns.label, self.columns.client, self.columns.time)
         )
-        features, targets = (np.ascontiguousarray(part) for part in (numbers[:, :width], numbers[:, width:]))
+        features, targets = (np.concatenate(part) for part in (self._features, self._targets))
         return TableRows(features, targets, labels, clients, times, np.concatenate(self._places))
 
 

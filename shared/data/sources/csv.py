@@ -15,12 +15,13 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import Arrays, ReadPart
+from shared.data.sources.arrays import Arrays, ReadPart, is_finite
 from shared.data.sources.columns import Columns, find_columns
 from shared.data.sources.csv_lines import MAX_ROW_CHARS, read_labels, read_lines, require_text, split_paths
 from shared.data.sources.table import TableRows, make_examples
@@ -33,8 +34,10 @@ _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 """Python's float would accept more: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
 """Numbers between two checks of the available memory."""
-BLOCK_CHARS = 1 << 21
-"""Characters that numpy parses at once."""
+BLOCK_BYTES = 1 << 18
+"""Size of a block that numpy parses at once; its lines stay in a processor's cache."""
+SHORT_CHARS = 32
+"""Characters of a cell of text that numpy reads; columns with a longer one are split in Python."""
 TEXT_BYTES = 64
 """Memory of a short text."""
 
@@ -107,20 +110,21 @@ def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows
         OSError: The file cannot be read.
     """
     done, columns = _Block(texts=[[] for _ in plain.columns.texts]), plain.columns
-    number, count, width = header_line, 0, max(1, len(columns.features))
-    for text in _split_blocks(plain.path, header_line, drops_unfinished=bool(plain.spec.growing)):
+    number, count, width = 0, 0, max(1, len(columns.features))
+    for text in _split_blocks(plain.path, drops_unfinished=bool(plain.spec.growing)):
         lines = text.split("\n")
-        places = np.flatnonzero(np.fromiter(map(bool, lines), dtype=np.bool_, count=len(lines)))
-        numbers = number + 1 + places
-        number += text.count("\n")
-        lines = list(filter(None, lines))
-        if lines and plain.spec.drop_missing:
-            complete = [not _lacks_number(line, plain) for line in lines]
-            lines = [line for line, is_complete in zip(lines, complete, strict=True) if is_complete]
-            numbers = numbers[np.array(complete)]
+        if not lines[-1]:
+            lines.pop()
+        begin, number = number, number + len(lines)
+        if begin < header_line:
+            lines = lines[header_line - begin :]
+        numbers = np.arange(number - len(lines), number) + 1
+        if plain.spec.drop_missing or "" in lines:
+            is_row = [bool(line) and not _lacks_number(line, plain) for line in lines]
+            lines, numbers = list(compress(lines, is_row)), numbers[np.array(is_row, dtype=np.bool_)]
         if not lines:
             continue
-        _parse_block(lines, text, plain, done)
+        _parse_block(lines, plain, done)
         done.lines.append(numbers)
         count += len(lines)
         require_room(4 * count * len(columns.numbers) * 2 + TEXT_BYTES * count * len(columns.texts), plain.path)
@@ -129,46 +133,64 @@ def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows
     return _join(done, columns, None if most is None else -(-most // width))
 
 
-def _split_blocks(path: Path, skipped: int, *, drops_unfinished: bool) -> Iterator[str]:
-    """Yield whole lines of a file after the first `skipped` ones."""
-    with path.open(encoding="utf-8-sig") as file:
-        for _ in range(skipped):
-            file.readline(MAX_ROW_CHARS)
-        while text := file.read(BLOCK_CHARS):
-            text += file.readline(MAX_ROW_CHARS)
-            if drops_unfinished and text[-1] != "\n":
-                text = text[: text.rfind("\n") + 1]
-            if '"' in text or "\0" in text:
+def _split_blocks(path: Path, *, drops_unfinished: bool) -> Iterator[str]:
+    r"""Yield whole lines of a file, each ending with "\n" but perhaps the last one of the file.
+
+    Raises:
+        ValueError: A line is too long, quoted or not UTF-8.
+    """
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            block += file.readline(MAX_ROW_CHARS)
+            if block[-1:] != b"\n" and file.peek(1):
+                raise ValueError("lines do not end with a line feed")
+            if b"\r" in block:
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            if drops_unfinished and block[-1:] != b"\n":
+                block = block[: block.rfind(b"\n") + 1]
+            if b'"' in block or b"\0" in block:
                 raise ValueError("not plain")
-            yield text
+            yield block.decode()
 
 
-def _parse_block(lines: list[str], text: str, plain: _Plain, done: _Block) -> None:
-    columns, separator, used = plain.columns, plain.separator, plain.columns.numbers
-    is_even = text.count(separator) == len(lines) * (plain.width - 1) and max(used) == plain.width - 1
-    if not is_even and any(line.count(separator) != plain.width - 1 for line in lines):
-        raise ValueError("rows differ in their number of cells")
-    for at, column in zip(columns.texts, done.texts, strict=True):
-        cells = [cell.strip() for cell in _pick_cells(lines, at, plain)]
-        if not all(cells):
-            raise ValueError("an empty cell")
-        column.extend(cells)
+def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
+    """Parse lines; numpy requires as many cells in each as the record has fields, and cells of other columns are short.
+
+    Raises:
+        ValueError: A line has another number of cells, or a cell is empty or not a finite number.
+    """
+    columns, short = plain.columns, f"U{SHORT_CHARS}"
+    original = lines
     if plain.spec.decimal == ",":
         lines = [line.replace(",", ".") for line in lines]
-    numbers = np.loadtxt(
-        lines, delimiter=separator, comments=None, usecols=used, ndmin=2, dtype=np.float64, max_rows=len(lines)
-    )
-    if len(numbers) != len(lines) or not (np.abs(numbers) <= FLOAT32_MAX).all():
+    kinds = dict.fromkeys(columns.texts, short) | dict.fromkeys(columns.numbers, "f4")
+    fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
+    rows = np.loadtxt(lines, delimiter=plain.separator, comments=None, dtype=fields, ndmin=1, max_rows=len(lines))
+    numbers = np.empty((len(rows), len(columns.numbers)), dtype=np.float32)
+    for place, at in enumerate(columns.numbers):
+        numbers[:, place] = rows[str(at)]
+    if len(numbers) != len(lines) or not is_finite(numbers):
         raise ValueError("not a finite number")
-    done.numbers.append(numbers.astype(np.float32))
+    done.numbers.append(numbers)
+    for at, column in zip(columns.texts, done.texts, strict=True):
+        cells = np.ascontiguousarray(rows[str(at)])
+        is_cut = original is not lines or cells.view(np.uint32).reshape(-1, SHORT_CHARS)[:, -1].any()
+        column.extend(_strip([line.split(plain.separator)[at] for line in original] if is_cut else cells.tolist()))
 
 
-def _pick_cells(lines: list[str], at: int, plain: _Plain) -> list[str]:
-    """Return one cell of each line, split from the nearer end."""
-    separator, after = plain.separator, plain.width - 1 - at
-    if after < at:
-        return [line.rsplit(separator, after + 1)[-after - 1] for line in lines]
-    return [line.split(separator, at + 1)[at] for line in lines]
+def _strip(cells: list[str]) -> list[str]:
+    """Return cells without blanks around them.
+
+    Raises:
+        ValueError: One is empty.
+    """
+    distinct = set(cells)
+    if any(cell != cell.strip() for cell in distinct):
+        cells = [cell.strip() for cell in cells]
+        distinct = set(cells)
+    if "" in distinct:
+        raise ValueError("an empty cell")
+    return cells
 
 
 def _lacks_number(line: str, plain: _Plain) -> bool:

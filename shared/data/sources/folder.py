@@ -35,6 +35,7 @@ MOST_HEADERS = 1 << 14
 """Headers whose size is compared where only some pictures are read."""
 DISK_BLOCK = 4096
 """Smallest size of a file on disk, in bytes."""
+COLOURS = "RGB"
 BLACK_AND_WHITE = (0, 255)
 """Pixel values of masks that only mark a place: they count as the classes 0 and 1."""
 
@@ -111,10 +112,14 @@ def check_file(path: Path, listing: Listing, spec: Data) -> None:
 
 
 def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:
-    """Check headers, and that all pictures fit in memory."""
+    """Read headers, and check that all pictures fit in memory.
+
+    All pictures are decoded one after the other, so their headers need no look before; a part of them may differ from
+    the others, so many headers are read.
+    """
     paths = listing.files
-    looked = spread(len(paths), len(paths) if most is None else MOST_HEADERS)
-    (width, height), is_grey = _read_sizes([paths[at] for at in looked], spec)
+    looked = spread(len(paths), MOST_HEADERS) if most is not None else range(len(paths))
+    (width, height), is_grey = _read_sizes([paths[at] for at in looked], spec, all_of_them=most is not None)
     if spec.size:
         height, width = spec.size
     layout = Layout(width, height, "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB")
@@ -125,14 +130,14 @@ def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:
     return layout
 
 
-def _read_sizes(paths: Sequence[Path], spec: Data) -> tuple[tuple[int, int], bool]:
-    """Return the common width and height of all pictures, and whether all are grey.
+def _read_sizes(paths: Sequence[Path], spec: Data, *, all_of_them: bool) -> tuple[tuple[int, int], bool]:
+    """Return the common width and height of pictures, and whether all are grey; by default of the first sound one.
 
     Raises:
         ConfigError: A picture has another size, and `size` is not set.
     """
     if spec.size and spec.channels:
-        return (0, 0), False
+        return (1, 1), False
     size, is_grey, first = None, True, paths[0]
     for path in paths:
         try:
@@ -142,40 +147,48 @@ def _read_sizes(paths: Sequence[Path], spec: Data) -> tuple[tuple[int, int], boo
                 continue
             raise
         size, first = (size, first) if size else ((header.width, header.height), path)
-        if (header.width, header.height) != size and not spec.size:
-            shapes = f"{header.width}x{header.height}, not {size[0]}x{size[1]} as {first.name}"
-            raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size, or set data.size")
+        if not spec.size:
+            _require_size(path, (header.width, header.height), size, first.name)
         is_grey &= header.mode in GREY
+        if not all_of_them:
+            break
     return size or (1, 1), is_grey
 
 
+def _require_size(path: Path, size: tuple[int, int], common: tuple[int, int], first: str) -> None:
+    """Refuse a picture of another width and height than the first one."""
+    if size != common:
+        shapes = f"{size[0]}x{size[1]}, not {common[0]}x{common[1]} as {first}"
+        raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size, or set data.size")
+
+
 def _decode_all(listing: Listing, layout: Layout, spec: Data) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
-    """Decode the listed pictures, of shape (N, C, height, width), and their masks; leave unfinished files out."""
-    height, width = layout.height, layout.width
-    array = np.empty((len(listing.files), layout.channels, height, width), dtype=np.uint8)
-    masks = np.empty((len(listing.files), height, width), dtype=np.uint8) if spec.masks and spec.is_labelled else None
-    complete: list[int] = []
+    """Decode the listed pictures, of shape (N, C, height, width), and their masks; leave unfinished files out.
+
+    Grey pictures before the first one in colour get three equal channels.
+    """
+    shape, mode = (layout.height, layout.width), layout.mode if spec.channels else None
+    array = np.empty((len(listing.files), layout.channels, *shape), dtype=np.uint8)
+    masks = np.empty((len(listing.files), *shape), dtype=np.uint8) if spec.masks and spec.is_labelled else None
+    complete, first = list[int](), listing.files[0].name
     for row, path in enumerate(listing.files):
         try:
-            pixels = _decode(path, layout, spec)
+            pixels = decode(path, mode, spec.size or None)
+            _require_size(path, pixels.shape[1::-1], (layout.width, layout.height), first)
             if masks is not None:
                 masks[len(complete)] = _decode_mask(path, listing.place, layout, spec)
         except ConfigError:
             if is_unfinished(path, spec):
                 continue
             raise
-        array[len(complete)] = pixels if layout.mode == "L" else pixels.transpose(2, 0, 1)
+        if pixels.ndim > len(shape) and len(array[0]) == 1:
+            require_room((len(COLOURS) + FLOAT_BYTES * len(COLOURS)) * array.size, listing.place)
+            array = np.repeat(array, len(COLOURS), axis=1)
+        array[len(complete)] = pixels if pixels.ndim == len(shape) else pixels.transpose(2, 0, 1)
         complete.append(row)
     if len(complete) < len(listing.files):
         listing.select(np.array(complete, dtype=np.int64))
     return array[: len(complete)], None if masks is None else _as_classes(masks[: len(complete)])
-
-
-def _decode(path: Path, layout: Layout, spec: Data) -> NDArray[np.uint8]:
-    pixels = decode(path, layout.mode, spec.size or None)
-    if pixels.shape[:2] != (layout.height, layout.width):
-        raise ConfigError(f"{path}: its pixels do not match the size in its header; replace or remove it")
-    return pixels
 
 
 def _decode_mask(path: Path, place: Path, layout: Layout, spec: Data) -> NDArray[np.uint8]:

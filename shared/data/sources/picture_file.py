@@ -66,27 +66,35 @@ def read_header(path: Path) -> Header:
         ConfigError: Pillow is absent, or the file is not a picture, too large, or has other than 8 bits a channel.
     """
     with _open_picture(path, path) as picture:
+        _require_readable(picture, path)
         width, height = picture.size
-        if width * height > MAX_PIXELS:
-            raise ConfigError(f"{path}: is {width}x{height} pixels, more than {MAX_PIXELS} in all; make it smaller")
-        if picture.mode not in EIGHT_BIT:
-            raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
         if _read_orientation(picture) in SIDEWAYS:
             width, height = height, width
         return Header(width, height, picture.mode)
 
 
-def decode(path: Path, mode: Mode, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+def _require_readable(picture: Image, path: Path) -> None:
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise ConfigError(f"{path}: is {width}x{height} pixels, more than {MAX_PIXELS} in all; make it smaller")
+    if picture.mode not in EIGHT_BIT:
+        raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
+
+
+def decode(path: Path, mode: Mode | None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Decode an upright picture to shape (height, width) or (height, width, 3).
 
     Args:
+        mode: Grey or colour; None for grey if the picture is.
         size: Height and width to resize it to, bilinear with antialiasing; None for its own.
 
     Raises:
-        ConfigError: The picture is damaged.
+        ConfigError: The picture is damaged, too large, or has other than 8 bits a channel.
     """
     with _open_complete(path) as picture:
-        turned = _turn(picture.convert(mode), _read_orientation(picture))
+        _require_readable(picture, path)
+        natural = "L" if picture.mode in GREY else "RGB"
+        turned = _turn(picture.convert(mode or natural), _read_orientation(picture))
         return np.asarray(turned if size is None else turned.resize(size[::-1], BILINEAR))
 
 

@@ -13,7 +13,7 @@ from shared.data.classes import require_number
 from shared.data.identity import hash_contents
 from shared.data.partition import draw_balanced, exclude_indices, take_share
 from shared.data.sources import audio, csv, digits, folder, idx, none, npz, parquet, sqlite
-from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, ReadPart, is_finite, select_held_out, shuffled_order
 from shared.data.sources.plugin import read_plugin
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -174,7 +174,7 @@ def _require_sound(examples: Arrays, spec: Data, place: str) -> None:
 
 
 def _require_finite(values: NDArray[np.float32], where: str, place: str) -> None:
-    if not np.isfinite([values.min(), values.max()]).all():  # catches NaN and infinity without isfinite's copy
+    if not is_finite(values):
         row = next(row for row, numbers in enumerate(values) if not np.isfinite(numbers).all())
         what = f"NaN or infinity {where}".strip()
         raise ConfigError(f"{place}: example {row} (from 0) holds {what}; remove or replace such values")

@@ -76,7 +76,8 @@ def _read_labels(
     names = {label: normalise_name(label) for label in set(table.labels)}
     number = number_labels({*names.values(), *other_labels}, spec, path, f"column {spec.label_column!r}")
     numbers = {label: number[name] for label, name in names.items()}
-    return np.array([numbers[label] for label in table.labels], dtype=np.int64), order_names(number)
+    values = np.fromiter(map(numbers.__getitem__, table.labels), dtype=np.int64, count=len(table.labels))
+    return values, order_names(number)
 
 
 def _identify_rows(table: TableRows, seconds: NDArray[np.float64] | None, spec: Data) -> NDArray[np.uint64] | None:

@@ -157,7 +157,7 @@ def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
 @pytest.mark.parametrize("block", [1, 7, 40, 1 << 20])
 def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
     """Also where a block ends within a line, or a blank line is between two; quotes are read line by line."""
-    monkeypatch.setattr("shared.data.sources.csv.BLOCK_CHARS", block)
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
     rows = [f"{at},w{at % 3},{at * 7 % 13 / 8},{at % 2}{end * (1 + (at % 5 == 0))}" for at in range(50)]
     keys = {"source": "csv", "path": str(path), "client_column": "who"}
     path.write_text(f"a,who,b,label{end}{''.join(rows)}", newline="")
@@ -170,9 +170,9 @@ def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
 
 
 def test_a_fault_is_found_in_the_line_that_it_is_in(path, refused, monkeypatch):
-    monkeypatch.setattr("shared.data.sources.csv.BLOCK_CHARS", 16)
-    path.write_text("a,label\n" + "1,2\n" * 20 + "\n\nx,2\n" + "1,2\n" * 20)
-    assert names_all(refused(source="csv", path=str(path)), path, "line 24", "'a'", "'x'")
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", 16)
+    path.write_text("\n\na,label\n" + "1,2\n" * 20 + "\n\nx,2\n" + "1,2\n" * 20)
+    assert names_all(refused(source="csv", path=str(path)), path, "line 26", "'a'", "'x'")
 
 
 def test_a_line_that_is_being_written_is_left_for_later(path):
