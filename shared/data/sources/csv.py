@@ -36,8 +36,8 @@ CHECKED_EVERY = 1 << 18
 """Numbers between two checks of the available memory."""
 BLOCK_BYTES = 1 << 18
 """Size of a block that numpy parses at once; its lines stay in a processor's cache."""
-SHORT_CHARS = 32
-"""Characters of a cell of text that numpy reads; columns with a longer one are split in Python."""
+SHORT_CHARS, TIME_CHARS = 12, 33
+"""Characters of a name or a time, and one, that numpy reads; columns with a longer cell are split in Python."""
 TEXT_BYTES = 64
 """Memory of a short text."""
 
@@ -159,11 +159,12 @@ def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
     Raises:
         ValueError: A line has another number of cells, or a cell is empty or not a finite number.
     """
-    columns, short = plain.columns, f"U{SHORT_CHARS}"
+    columns = plain.columns
     original = lines
     if plain.spec.decimal == ",":
         lines = [line.replace(",", ".") for line in lines]
-    kinds = dict.fromkeys(columns.texts, short) | dict.fromkeys(columns.numbers, "f4")
+    chars = {at: TIME_CHARS if at == columns.time else SHORT_CHARS for at in columns.texts}
+    kinds = {at: f"U{count}" for at, count in chars.items()} | dict.fromkeys(columns.numbers, "f4")
     fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
     rows = np.loadtxt(lines, delimiter=plain.separator, comments=None, dtype=fields, ndmin=1, max_rows=len(lines))
     numbers = np.empty((len(rows), len(columns.numbers)), dtype=np.float32)
@@ -173,9 +174,10 @@ def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
         raise ValueError("not a finite number")
     done.numbers.append(numbers)
     for at, column in zip(columns.texts, done.texts, strict=True):
-        cells = np.ascontiguousarray(rows[str(at)])
-        is_cut = original is not lines or cells.view(np.uint32).reshape(-1, SHORT_CHARS)[:, -1].any()
-        column.extend(_strip([line.split(plain.separator)[at] for line in original] if is_cut else cells.tolist()))
+        cells = rows[str(at)].tolist()
+        if original is not lines or max(map(len, set(cells))) >= chars[at]:  # perhaps cut
+            cells = [line.split(plain.separator)[at] for line in original]
+        column.extend(_strip(cells))
 
 
 def _strip(cells: list[str]) -> list[str]:
