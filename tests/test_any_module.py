@@ -122,6 +122,20 @@ def several(side=8):
     return with_named_inputs(Several(), {"words": torch.int64}, picture=(1, side, side), words=(5,), celsius=())
 
 
+class Counting(nn.Module):
+    """Whose outputs depend on the number of batches so far in a task."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+        self.register_buffer("batches", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.batches = self.batches + 1
+        return self.linear(inputs.flatten(1)) / (1 + self.batches)
+
+
 class Flow(nn.Module):
     """Whose path depends on the values."""
 
@@ -266,7 +280,9 @@ def test_every_method_trains_a_module_with_control_flow_or_refuses_it_before_the
     assert {"fedavg", "fedprox", "hcef", "local_only", "scaffold", "fedadam"} <= trained
 
 
-@pytest.mark.parametrize(("network", "algorithm"), [("Tied", "fedavg"), ("Residual", "fedavg"), ("Plain", "fedsl")])
+@pytest.mark.parametrize(
+    ("network", "algorithm"), [("Tied", "fedavg"), ("Counting", "fedavg"), ("Residual", "fedavg"), ("Plain", "fedsl")]
+)
 def test_a_replay_is_the_live_run(tmp_path, network, algorithm):
     plan = plan_of(tmp_path, network, algorithm)
     replayed, others = replay_plan(plan, tmp_path / "replayed" / RUN)

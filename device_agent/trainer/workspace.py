@@ -26,11 +26,13 @@ from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
 from shared.models.evaluate import output_shape
+from shared.models.leaves import read_constants, reset_constants
 from shared.objectives.fit import require_fit
 from shared.objectives.training import CLASSIFICATION, TrainingObjective
 from shared.protocol.messages import Assignment, Spec
 from shared.runtime.memory import require_room
 from shared.tensors.placement import CPU
+from shared.tensors.tree import Tree
 
 log = logging.getLogger("trainer")
 
@@ -47,6 +49,7 @@ class Workspace:
 
     Attributes:
         read: Loads a device's examples.
+        constants: Buffers of the last network outside its state dict, which every task begins with.
         noted: Warnings already given; in a replay, of all its devices.
         device: Device of networks, states and batches during a task; files and examples stay on the CPU.
         threads: Chooses the number of torch threads; None if it is configured.
@@ -57,6 +60,7 @@ class Workspace:
     threads: ThreadTuner | None = None
     examples: dict[tuple[bytes, Fingerprint | None], Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
+    constants: Tree = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
     outputs: dict[tuple[bytes, torch.Size, torch.dtype], torch.Size] = field(default_factory=dict)
@@ -117,14 +121,16 @@ class Workspace:
         EPYC.
         """
         key = msgspec.msgpack.encode(spec)
-        if key not in self.models:
+        if key in self.models:
+            reset_constants(self.models[key].layers, self.constants)
+        else:
             self.models.clear()
             self._require_room(spec)
             model = build_zeroed(spec)
             if spec.name in MODELS:  # a custom network may call `view`, which needs the default format
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             model.layers.to(self.device)
-            self.models = {key: model}
+            self.models, self.constants = {key: model}, read_constants(model.layers)
         return self.models[key]
 
     def release(self) -> None:

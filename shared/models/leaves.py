@@ -55,6 +55,19 @@ def _own_names(prefix: str, module: nn.Module) -> list[str]:
     return [f"{prefix}.{name}" if prefix else name for name in (*module._parameters, *module._buffers)]  # noqa: SLF001
 
 
+def read_constants(network: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the buffers that are not in the state dict."""
+    names = network.state_dict().keys()
+    return {name: leaf.clone() for name, leaf in network.named_buffers() if name not in names}
+
+
+def reset_constants(network: nn.Module, constants: Mapping[str, Tensor]) -> None:
+    """Set buffers to copies of `read_constants`, whatever a forward has made of them."""
+    for name, leaf in constants.items():
+        owner, _, buffer = name.rpartition(".")
+        network.get_submodule(owner)._buffers[buffer] = leaf.clone()  # noqa: SLF001
+
+
 def tied_names(network: nn.Module) -> dict[str, str]:
     """Return the further names of tied leaves, each with the name of `read_leaves`."""
     first: dict[int, str] = {}
