@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.protocol.messages import PluginVersion
-from shared.registry import Plugin, Registry, find, locate, normalise_distribution
+from shared.registry import Plugin, Registry, find, locate, normalise_distribution, project_version
 
 SHOWN_DIGITS = 12
 """Digits of a digest in messages."""
@@ -120,8 +120,11 @@ def _source_files(module: str) -> Iterator[tuple[str, Path]]:
 
 @lru_cache(maxsize=64)
 def owning_distribution(module: str) -> tuple[str, str]:
-    """Return name and version of the distribution that a module belongs to; empty if it was not installed."""
+    """Return name and version of the distribution or project that a module belongs to; empty if there is none."""
+    package = module.partition(".")[0]
+    if version := project_version(package):
+        return package, version
     from importlib import metadata  # noqa: PLC0415 - two megabytes, which only plugins need
 
-    names = metadata.packages_distributions().get(module.partition(".")[0], [])
+    names = metadata.packages_distributions().get(package, [])
     return (normalise_distribution(names[0]), metadata.version(names[0])) if names else ("", "")

@@ -178,8 +178,8 @@ def _is_not_finite(value: object) -> bool:
 
 _allowed: set[str] = set()
 """Global to the process, like `torch.set_num_threads`."""
-_packages: set[str] = set()
-"""Packages of which every module is allowed: those of this process's project."""
+_packages: dict[str, str] = {}
+"""Packages of which every module is allowed, with their versions: those of this process's projects."""
 _imported: dict[tuple[str, str], Any] = {}
 _located: dict[tuple[str, str], Plugin] = {}
 """Plugins by group and name, since the metadata of installed distributions takes milliseconds to read."""
@@ -217,9 +217,13 @@ def allow(entries: Iterable[str]) -> None:
     _located.clear()
 
 
-def allow_package(name: str) -> None:
-    """Allow every module of a project's package, until this process ends."""
-    _packages.add(name)
+def allow_package(name: str, version: str = "") -> None:
+    """Allow every module of a project's package, until this process ends.
+
+    Args:
+        version: Version of the project, if its code is not installed.
+    """
+    _packages[name] = version
     _imported.clear()
     _located.clear()
 
@@ -227,6 +231,11 @@ def allow_package(name: str) -> None:
 def entries_of_environment() -> list[str]:
     """Return the entries of the environment variables."""
     return [entry for name in (VARIABLE, OLDER_VARIABLE) for entry in os.environ.get(name, "").split()]
+
+
+def project_version(package: str) -> str:
+    """Return the version of an allowed package; empty if it is another one, or installed."""
+    return _packages.get(package, "")
 
 
 def allowed_entries() -> list[str]:

@@ -157,7 +157,10 @@ def test_a_published_project_trains_on_the_boards_that_list_it(site):
     assert names_all(left_out(records)["board-3"], "'air'", "projects")
     assert [site.installed(name) for name in BOARDS] == [["0.1.0"], ["0.1.0"], []]
     [opened] = [record for record in records if isinstance(record, RunOpened)]
-    assert {plugin.name for plugin in opened.plugins} == {"air.network:build", "air.data:read"}
+    assert {(plugin.name, plugin.distribution, plugin.version) for plugin in opened.plugins} == {
+        ("air.network:build", "air", "0.1.0"),
+        ("air.data:read", "air", "0.1.0"),
+    }
     first = final(folder, 2)
 
     # Another version: installed beside the first, after its code has changed.

@@ -97,6 +97,9 @@ def _fetch_manifest(identity: Path, membership: Membership, name: str, version: 
 def _fetch_wheel(identity: Path, membership: Membership, manifest: ProjectManifest, home: Path) -> bytes:
     """Return the wheel that a manifest names."""
     place = home / f".{manifest.file}"
+    for partial in home.glob(".*.whl*"):  # of a version that nobody asks for any more
+        if not partial.name.startswith(place.name):
+            partial.unlink()
     wheel = Wheel(file=manifest.file, bytes=manifest.size, unpacked=0, sha256=manifest.sha256)
     ca, pair = _credentials(identity)
     try:

@@ -296,11 +296,13 @@ def _run_json(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
     """Return the JSON content of a run."""
     from edge_server.journal.costs import costs_by_round  # noqa: PLC0415
     from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
-    from edge_server.journal.records import closed_rounds  # noqa: PLC0415
+    from edge_server.journal.records import RunOpened, closed_rounds  # noqa: PLC0415
 
+    opened = next((record for record in records if isinstance(record, RunOpened)), None)
+    plugins = {"plugins": opened.plugins} if opened and opened.plugins else {}
     short = {"short": why} if (why := explain_shortfall(records)) else {}
     rounds = {"rounds": closed_rounds(records), "costs": costs_by_round(records)}
-    return {"record": str(folder), "outcome": summarise_outcome(records, folder), **short, **rounds}
+    return {"record": str(folder), "outcome": summarise_outcome(records, folder), **plugins, **short, **rounds}
 
 
 def _show(

@@ -101,7 +101,7 @@ def activate(project: WorkingFolder) -> None:
     _active[project.name] = project
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    registry.allow_package(project.name)
+    registry.allow_package(project.name, project.version)
     folders = os.environ.get(VARIABLE, "").split(os.pathsep)
     if folder not in folders:
         os.environ[VARIABLE] = os.pathsep.join(filter(None, [*folders, folder]))
