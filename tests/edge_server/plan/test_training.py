@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 from edge_server.plan.plan import Plan
 from edge_server.plan.training import HyperPlan
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
+from shared.models import MODELS
+from shared.models.base import Model
 from shared.protocol.messages import Hyper, StepOptions
 from tests.edge_server.harness import write_plan
 from tests.naming import naming
@@ -124,3 +129,14 @@ def test_two_schedules_at_once_are_refused(tmp_path, hyper, options):
         return
     with pytest.raises(ConfigError, match=naming("hyper.schedule", "fedsl", "cosine", "constant")):
         load(path, tmp_path)
+
+
+def test_a_network_with_a_slash_in_a_name_is_refused(tmp_path, monkeypatch):
+    """Leaves with one are what a method keeps beside the network, and would not be sent."""
+
+    def build() -> Model:
+        return Model(nn.Sequential(OrderedDict({"flat": nn.Flatten(), "to/classes": nn.Linear(64, 10)})), {}, (64,))
+
+    monkeypatch.setitem(MODELS, "slashed", build)
+    with pytest.raises(ConfigError, match=naming("to/classes.weight", "rename")):
+        load(write_plan(tmp_path, model='name = "slashed"'), tmp_path)
