@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,8 @@ _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 """Python's float would accept more: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
 """Numbers between two checks of the available memory."""
+WHOLE_BYTES = 1 << 25
+"""Size up to which numpy reads a file itself."""
 BLOCK_BYTES = 1 << 18
 """Size of a block that numpy parses at once; its lines stay in a processor's cache."""
 SHORT_CHARS, TIME_CHARS = 12, 33
@@ -83,6 +87,10 @@ class _Plain:
     def separator(self) -> str:
         return self.spec.separator or ","
 
+    def chars(self, at: int) -> int:
+        """Return the characters that numpy reads of a text column."""
+        return TIME_CHARS if at == self.columns.time else SHORT_CHARS
+
 
 @dataclass
 class _Block:
@@ -94,12 +102,42 @@ class _Block:
 
 
 def _read_plain(path: Path, spec: Data, most: int | None) -> TableRows | None:
-    """Parse a file in blocks; None where a line is not plain or invalid, and so must be named."""
+    """Parse a file by numpy; None where a line is not plain or invalid, and so must be named."""
     line, header = next(read_lines(path, spec))
+    plain = _Plain(path, spec, find_columns(header, path, spec), len(header))
     try:
-        return _read_blocks(_Plain(path, spec, find_columns(header, path, spec), len(header)), line, most)
+        is_whole = most is None and not (spec.drop_missing or spec.growing or spec.decimal)
+        return (_read_at_once(plain, line) if is_whole else None) or _read_blocks(plain, line, most)
     except (ValueError, OSError):
         return None
+
+
+def _read_at_once(plain: _Plain, header_line: int) -> TableRows | None:
+    """Let numpy read a small file; None if it is large, or has blank lines, other line ends, or long names.
+
+    Raises:
+        ValueError: As `_parse`.
+        OSError: The file cannot be read.
+    """
+    if plain.path.stat().st_size > WHOLE_BYTES:
+        return None
+    data = plain.path.read_bytes()
+    if any(mark in data for mark in (b'"', b"\0", b"\r")):
+        return None
+    count = data.count(b"\n") + (data[-1:] != b"\n") - header_line
+    del data
+    rows, done = _parse(str(plain.path), plain, skiprows=header_line), _Block()
+    if len(rows) != count:  # blank lines
+        return None
+    for at in plain.columns.texts:
+        cells = rows[str(at)].tolist()
+        if max(map(len, set(cells)), default=0) >= plain.chars(at):
+            return None
+        done.texts.append(_strip(cells))
+    require_room(2 * rows.nbytes, plain.path)
+    done.numbers.append(_take_numbers(rows, plain))
+    done.lines.append(np.arange(len(rows)) + header_line + 1)
+    return _join(done, plain.columns, None)
 
 
 def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows:
@@ -154,30 +192,53 @@ def _split_blocks(path: Path, *, drops_unfinished: bool) -> Iterator[str]:
 
 
 def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
-    """Parse lines; numpy requires as many cells in each as the record has fields, and cells of other columns are short.
+    """Parse lines and add them.
 
     Raises:
-        ValueError: A line has another number of cells, or a cell is empty or not a finite number.
+        ValueError: A line is invalid, or a cell of text is empty.
     """
-    columns = plain.columns
     original = lines
     if plain.spec.decimal == ",":
         lines = [line.replace(",", ".") for line in lines]
-    chars = {at: TIME_CHARS if at == columns.time else SHORT_CHARS for at in columns.texts}
-    kinds = {at: f"U{count}" for at, count in chars.items()} | dict.fromkeys(columns.numbers, "f4")
-    fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
-    rows = np.loadtxt(lines, delimiter=plain.separator, comments=None, dtype=fields, ndmin=1, max_rows=len(lines))
-    numbers = np.empty((len(rows), len(columns.numbers)), dtype=np.float32)
-    for place, at in enumerate(columns.numbers):
-        numbers[:, place] = rows[str(at)]
-    if len(numbers) != len(lines) or not is_finite(numbers):
-        raise ValueError("not a finite number")
-    done.numbers.append(numbers)
-    for at, column in zip(columns.texts, done.texts, strict=True):
+    rows = _parse(lines, plain)
+    if len(rows) != len(lines):
+        raise ValueError("a blank line")
+    done.numbers.append(_take_numbers(rows, plain))
+    for at, column in zip(plain.columns.texts, done.texts, strict=True):
         cells = rows[str(at)].tolist()
-        if original is not lines or max(map(len, set(cells))) >= chars[at]:  # perhaps cut
+        if original is not lines or max(map(len, set(cells))) >= plain.chars(at):  # perhaps cut
             cells = [line.split(plain.separator)[at] for line in original]
         column.extend(_strip(cells))
+
+
+def _parse(source: str | list[str], plain: _Plain, skiprows: int = 0) -> NDArray[Any]:
+    """Parse a file or lines to one record a line; numpy requires as many cells in each as the record has fields.
+
+    Raises:
+        ValueError: A line has another number of cells, or a cell is not a number.
+    """
+    texts = {at: f"U{plain.chars(at)}" for at in plain.columns.texts}
+    kinds = texts | dict.fromkeys(plain.columns.numbers, "f4")
+    fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about a file without rows, which is refused later
+        return np.loadtxt(
+            source, fields, comments=None, delimiter=plain.separator, skiprows=skiprows, ndmin=1, encoding="utf-8-sig"
+        )
+
+
+def _take_numbers(rows: NDArray[Any], plain: _Plain) -> NDArray[np.float32]:
+    """Return the numbers of records, of shape (R, features + targets).
+
+    Raises:
+        ValueError: One is NaN or infinite.
+    """
+    numbers = np.empty((len(rows), len(plain.columns.numbers)), dtype=np.float32)
+    for place, at in enumerate(plain.columns.numbers):
+        numbers[:, place] = rows[str(at)]
+    if numbers.size and not is_finite(numbers):
+        raise ValueError("not a finite number")
+    return numbers
 
 
 def _strip(cells: list[str]) -> list[str]:

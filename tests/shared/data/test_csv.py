@@ -154,10 +154,12 @@ def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("block", [1, 7, 40, 1 << 20])
+@pytest.mark.parametrize("block", [1, 7, 40, 1 << 20, None])
 def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
     """Also where a block ends within a line, or a blank line is between two; quotes are read line by line."""
-    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
+    if block:  # None: the whole file at once
+        monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", 0)
+        monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
     rows = [f"{at},w{at % 3},{at * 7 % 13 / 8},{at % 2}{end * (1 + (at % 5 == 0))}" for at in range(50)]
     keys = {"source": "csv", "path": str(path), "client_column": "who"}
     path.write_text(f"a,who,b,label{end}{''.join(rows)}", newline="")
@@ -170,6 +172,7 @@ def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
 
 
 def test_a_fault_is_found_in_the_line_that_it_is_in(path, refused, monkeypatch):
+    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", 0)
     monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", 16)
     path.write_text("\n\na,label\n" + "1,2\n" * 20 + "\n\nx,2\n" + "1,2\n" * 20)
     assert names_all(refused(source="csv", path=str(path)), path, "line 26", "'a'", "'x'")
@@ -182,9 +185,19 @@ def test_a_line_that_is_being_written_is_left_for_later(path):
         assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("whole", [0, 1 << 20])
 @pytest.mark.parametrize("length", [11, 12, 13, 40])
-def test_long_names_are_not_cut(path, length):
+def test_long_names_are_not_cut(path, monkeypatch, length, whole):
+    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", whole)
     names = ["x" * length + end for end in "ab"]
     path.write_text(f"label,a,who\n{names[0]},1,{names[1]}\n{names[1]},2,{names[0]}\n")
     examples = load(Data(source="csv", path=str(path), client_column="who"))
     assert (examples.classes, examples.clients) == (tuple(names), (names[1], names[0]))
+
+
+@pytest.mark.parametrize("whole", [0, 1 << 20])
+def test_a_time_series_with_blank_lines_names_the_right_line(path, monkeypatch, refused, whole):
+    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", whole)
+    path.write_text("t,a,y\n1,1,1\n\n3,2,2\n2,3,3\n")
+    message = refused(source="csv", path=str(path), target_columns=("y",), time_column="t")
+    assert names_all(message, path, "line 5", "line 4", "'t'")
