@@ -1,11 +1,11 @@
-"""Route device messages to the open round."""
+"""Route device messages to the open rounds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -37,15 +37,48 @@ MOST_QUERIES, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
 """Concurrent status queries, seconds until one times out, and seconds until it is repeated."""
 
 
+@dataclass(frozen=True)
+class OpenRound:
+    """Round that is open for some devices.
+
+    Attributes:
+        tasks: Its tasks, by device.
+        splitting: Serves its steps; None unless it is split.
+        payloads: Payloads for each device.
+    """
+
+    gather: Collector
+    tasks: Mapping[str, Task]
+    splitting: StepServer | None
+    payloads: Mapping[str, Sequence[Broadcast]]
+
+    def owes(self, device: str) -> bool:
+        """Return true if a device has a task of this round that is not done."""
+        return device in self.tasks and device not in self.gather.accepted and device not in self.gather.failed
+
+    def dismiss(self, device: str) -> None:
+        """Stop serving payloads to a device that has them or disconnected."""
+        for payload in self.payloads.get(device, ()):
+            payload.dismiss(device)
+
+    async def handle_reconnect(self, device: str) -> None:
+        """Handle a new session of a device."""
+        await self.gather.handle_reconnect(device)
+        if self.splitting:
+            await self.splitting.handle_reconnect(device)
+
+
 @dataclass
 class Server:
     """Message hub of one site. Holds no learning state.
+
+    Several runs may have a round open at once, each with other devices.
 
     Attributes:
         fleet: Last known state of the devices.
         refused: Counts of messages dropped before they reached a round, by reason, since the last `take_refused`.
         changed: Set whenever the fleet changes.
-        run: Name of the current run.
+        runs: Names of the current runs.
         broker: Set while the broker is connected; None where it cannot disconnect.
         was_run: Returns true for names of this site's earlier runs, so that their late updates can be settled.
         report_listeners, status_listeners: Called with every new report, and every birth or death; they must not block.
@@ -54,7 +87,6 @@ class Server:
         takes: Returns true for devices that may take part.
         window_bytes: Most bytes of frames that are requested from a device at once; bounds its queue. None in replay.
         denied: Revoked devices, whose messages are ignored.
-        tasks: Tasks of the open round, by device.
         closed_topics: Topics closed to flooding devices; the transport reads them.
         longest_bytes: Length of the largest accepted packet.
     """
@@ -64,7 +96,7 @@ class Server:
     clock: Clock
     worker: Worker
     was_run: Callable[[str], bool] = lambda _run: False
-    run: str = ""
+    runs: set[str] = field(default_factory=set)
     broker: asyncio.Event | None = None
     fleet: Fleet = field(default_factory=Fleet)
     refused: Counter[str] = field(default_factory=Counter)
@@ -79,10 +111,7 @@ class Server:
     closed_topics: set[bytes] = field(default_factory=set)
     longest_bytes: int = MOST_RECEIVED_BYTES
     answers: Answers = field(init=False)
-    _gather: Collector | None = None
-    _splitting: StepServer | None = None
-    tasks: dict[str, Task] = field(default_factory=dict)
-    _outgoing: defaultdict[str, list[Broadcast]] = field(default_factory=lambda: defaultdict(list))
+    _open_rounds: dict[str, OpenRound] = field(default_factory=dict)
     _used_twice: set[str] = field(default_factory=set)
     _sending: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _queries: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -140,10 +169,11 @@ class Server:
             outgoing: Payloads, each with its audience.
             splitting: Serves the steps of a split round; None for any other.
         """
-        self._gather, self.tasks, self._splitting = gather, tasks, splitting
+        payloads = defaultdict[str, list[Broadcast]](list)
         for payload in outgoing:
             for device in payload.devices:
-                self._outgoing[device].append(payload)
+                payloads[device].append(payload)
+        self._open_rounds[gather.run] = OpenRound(gather, tasks, splitting, payloads)
         serving = [splitting.serve(self.reachable)] if splitting else []
         try:
             async with background(*(payload.run() for payload in outgoing), gather.watch(), *serving):
@@ -152,8 +182,24 @@ class Server:
                         self._schedule_task(device)
                 yield
         finally:
-            self._gather, self.tasks, self._splitting = None, {}, None
-            self._outgoing.clear()
+            del self._open_rounds[gather.run]
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """Tasks of the open rounds, by device."""
+        return {device: task for open_round in self._open_rounds.values() for device, task in open_round.tasks.items()}
+
+    def _find_round(self, device: str) -> OpenRound | None:
+        """Return the open round that may expect messages of a device: the only one, or the one with a task for it."""
+        rounds = self._open_rounds.values()
+        return next((entry for entry in rounds if len(rounds) == 1 or device in entry.tasks), None)
+
+    def _find_taker(self, device: str, channel: str) -> Collector | StepServer | None:
+        """Return what takes a device's frames on a channel."""
+        open_round = self._find_round(device)
+        if open_round is None:
+            return None
+        return open_round.gather if channel == "update" else open_round.splitting
 
     def admits(self, name: str, size: int) -> bool:
         """Return true if a payload of `size` bytes may be received; longer ones must be expected frames.
@@ -164,7 +210,7 @@ class Server:
         device, channel = parse_device(name), parse_channel(name)
         if self._admission is None or size <= MOST_BYTES.get(channel, 0):
             return True
-        taker = self._gather if channel == "update" else self._splitting
+        taker = self._find_taker(device, channel)
         is_awaited = size <= self.longest_bytes and taker is not None and taker.awaits(device)
         is_awaited = is_awaited and self._admission.has_room(device, channel, size)
         if not is_awaited:
@@ -195,11 +241,11 @@ class Server:
 
     async def _send_task(self, device: str) -> bool:
         """Send a device its task unless it is done; return false if the broker is unreachable."""
-        gather = self._gather
-        if not gather or device not in self.tasks or device in gather.accepted or device in gather.failed:
+        open_round = self._find_round(device)
+        if not open_round or not open_round.owes(device):
             return True
         try:
-            await self.transport.publish(topic(self.site, device, "task"), wire.encode(self.tasks[device]))
+            await self.transport.publish(topic(self.site, device, "task"), wire.encode(open_round.tasks[device]))
         except Unreachable as error:
             log.debug("task waits for the broker: %s", error)
             return False
@@ -218,7 +264,8 @@ class Server:
 
     def _schedule_task(self, device: str) -> None:
         """Send a device its task in the background, once at a time."""
-        if device in self.tasks and device not in self._sending:
+        open_round = self._find_round(device)
+        if open_round and device in open_round.tasks and device not in self._sending:
             self._sending[device] = sending = asyncio.create_task(self._send_task_reliably(device), name="give")
             sending.add_done_callback(lambda _: self._sending.pop(device, None))
 
@@ -229,7 +276,7 @@ class Server:
                 if not is_name(device) or device in self.denied:
                     continue  # own topics; messages of revoked devices still in flight
                 if channel in FRAMED and frames.is_frame(data):
-                    taker = self._gather if channel == "update" else self._splitting
+                    taker = self._find_taker(device, channel)
                     is_of_use = taker is not None and await taker.frame(device, data)
                     self.fleet.life_signs[device] += taker is not None
                 elif data:
@@ -268,10 +315,12 @@ class Server:
                 raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
 
     def _handle_want(self, device: str, want: Want) -> None:
-        if payloads := [payload for payload in self._outgoing.get(device, ()) if payload.digest == want.digest]:
+        if not (open_round := self._find_round(device)):
+            return
+        if payloads := [payload for payload in open_round.payloads.get(device, ()) if payload.digest == want.digest]:
             payloads[0].want(device, want)
-        elif self._splitting:
-            self._splitting.want(device, want)
+        elif open_round.splitting:
+            open_round.splitting.want(device, want)
 
     def _handle_report(self, report: Report) -> None:
         if self.fleet.observe(report):
@@ -329,36 +378,31 @@ class Server:
             is_same = before and (before.instance, before.session) == (after.instance, after.session)
             if before is None or not (is_same and before.online):  # brokers may deliver a birth twice
                 log.info("device %s is here, session %d", device, after.session)
-            if before and not is_same:
-                await self._handle_reconnect(device)
+            if before and not is_same and (open_round := self._find_round(device)):
+                await open_round.handle_reconnect(device)
             self._schedule_task(device)
         elif before and before.online:
             log.info("device %s is gone", device)
-            self._dismiss(device)
-            if self._gather:
-                self._gather.handle_disconnect(device)
-
-    async def _handle_reconnect(self, device: str) -> None:
-        if self._gather:
-            await self._gather.handle_reconnect(device)
-        if self._splitting:
-            await self._splitting.handle_reconnect(device)
+            if open_round := self._find_round(device):
+                open_round.dismiss(device)
+                open_round.gather.handle_disconnect(device)
 
     async def _handle_update(self, device: str, update: Update) -> None:
         """Pass an offer to the open round, or settle it if no round will take it."""
-        gather = self._gather
-        if gather is None and self.run in ("", update.run):
+        open_round = self._open_rounds.get(update.run)
+        if open_round is None and self._is_between_rounds(update.run):
             return  # between rounds the device simply offers again
-        is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
-        if gather and is_open and device in gather.expected:
+        is_open = open_round is not None and update.round == open_round.gather.number
+        if open_round and is_open and device in open_round.gather.expected:
+            gather, splitting = open_round.gather, open_round.splitting
             if update.start in (b"", gather.starts[device]):
-                self._dismiss(device)  # a device that offers has the whole payload
-            if self._splitting and self._splitting.is_void(device, update):
+                open_round.dismiss(device)  # a device that offers has the whole payload
+            if splitting and splitting.is_void(device, update):
                 self.answers.tell(device, "ack", build_ack(update, "void"))
             else:
                 await gather.offer(device, update)
-            if self._splitting:
-                self._splitting.wake()
+            if splitting:
+                splitting.wake()
         elif not is_open and is_name(update.run) and self.was_run(update.run):
             self.answers.tell(device, "ack", build_ack(update, "late"))
             log_phase(log, "late", run=update.run, round=update.round, device=device)
@@ -370,23 +414,22 @@ class Server:
 
     async def _handle_features(self, device: str, features: Features) -> None:
         """Pass features to the open round; if their round is over, tell the device so that it ends its session."""
-        gather = self._gather
-        if gather is None and self.run in ("", features.run):
+        open_round = self._open_rounds.get(features.run)
+        if open_round is None and self._is_between_rounds(features.run):
             return  # the device offers again
-        is_open = gather is not None and (features.run, features.round) == (gather.run, gather.number)
-        if gather and self._splitting and is_open:
-            if features.start == gather.starts.get(device):
-                self._dismiss(device)
-            await self._splitting.offer(device, features)
+        is_open = open_round is not None and features.round == open_round.gather.number
+        if open_round and open_round.splitting and is_open:
+            if features.start == open_round.gather.starts.get(device):
+                open_round.dismiss(device)
+            await open_round.splitting.offer(device, features)
         elif not is_open and is_name(features.run) and self.was_run(features.run):
             self.answers.tell(device, "gradient", build_skip(features))
         else:
             raise WireError("features of no run, round and device of this site", reason="unknown-run")
 
-    def _dismiss(self, device: str) -> None:
-        """Stop serving payloads to a device that has them or disconnected."""
-        for payload in self._outgoing.get(device, ()):
-            payload.dismiss(device)
+    def _is_between_rounds(self, run: str) -> bool:
+        """Return true if a run without an open round may open another; before any run is known, each may."""
+        return not self.runs or run in self.runs
 
     def _report_duplicate_id(self, device: str) -> None:
         """Log once that an id is used twice, and count each takeover."""

@@ -179,7 +179,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     Raises:
         ConfigError: A name in the plan is unknown, its data cannot be read, or the run has another plan.
     """
-    server.run = run
+    server.runs.add(run)
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
     plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)

@@ -61,7 +61,7 @@ async def flooded(folder, kind: str, clock=monotonic) -> AsyncIterator[Flooded]:
         for client in clients:
             await stack.enter_async_context(client.running())
             await client.connected.wait()
-        options = {"run": "run", "window_bytes": WINDOW, "closed_topics": clients[0].closed}
+        options = {"runs": {"run"}, "window_bytes": WINDOW, "closed_topics": clients[0].closed}
         server = Server(SITE, clients[0], clock, inline, **options)
         clients[0].admits = server.admits
         await stack.enter_async_context(server.listening())

@@ -27,7 +27,7 @@ def test_no_offer_is_settled_before_it_is_known_which_run_goes_on():
         async with broker.subscribe(topic(SITE, "a", "ack")) as acks, server.listening():
             heard = []
             for run in ("", "run", "another"):
-                server.run = run
+                server.runs = {run} - {""}
                 await broker.publish(topic(SITE, "a", "update"), offer)
                 await asyncio.sleep(1)
                 heard.append(len([*acks.drain()]))
