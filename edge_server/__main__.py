@@ -12,6 +12,7 @@ from edge_server.cli import commands, folders
 from edge_server.cli import config as config_command
 from edge_server.cli import flower_app as flower_app_command
 from edge_server.cli import plugins as plugins_command
+from edge_server.cli import queue as queue_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import sites as sites_command
@@ -25,7 +26,7 @@ from edge_server.cli.project import arguments as project_command
 from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
-from shared.errors import ConfigError, FieldFleetError
+from shared.errors import ConfigError, FieldFleetError, SiteBusy
 from shared.projects.working_folder import activate_found
 from shared.runtime.command_line import (
     add_command,
@@ -39,12 +40,15 @@ from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
 EXIT_CONFIG = 2
+EXIT_BUSY = 3
 PLAN_HELP = "plan file"
 
 Command = Callable[[argparse.Namespace], int]
 
 COMMANDS: Mapping[str, Command] = {
     "run": commands.run,
+    "submit": queue_command.submit,
+    "queue": queue_command.queue,
     "runs": runs_command.runs,
     "sites": sites_command.sites,
     "show": commands.show,
@@ -83,6 +87,8 @@ RUN_WRITERS = frozenset(
         "trial",
         "replay",
         "flower-app",
+        "submit",
+        "queue",
         "chaos",
         "study",
         "release",
@@ -114,7 +120,7 @@ def _run() -> int:
         code = EXIT_CONFIG
     except FieldFleetError as error:
         sys.stderr.write(f"edge-server: {error}\n")
-        code = EXIT_SHORT
+        code = EXIT_BUSY if isinstance(error, SiteBusy) else EXIT_SHORT
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("edge-server: interrupted\n")
         code = EXIT_INTERRUPTED
@@ -131,7 +137,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="The server of one site: run plans with its devices, record and replay runs.",
-        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or file, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or file, "
+        "3 another server is at work at the site, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = add_command(
@@ -143,6 +150,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start another run; by default `run` does nothing if the plan's last run has ended",
     )
+    run.add_argument("--wait", action="store_true", help="wait for further jobs when the queue is empty, see `submit`")
+    queue_command.submit_arguments(add_command(verbs, "submit", "add a plan to the queue of a site's server"))
+    queue_command.queue_arguments(add_command(verbs, "queue", "list the queue of a site; with a VERB: change it"))
     runs_command.arguments(add_command(verbs, "runs", "list runs; with a VERB: remove runs"))
     sites_command.arguments(
         add_command(

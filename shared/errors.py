@@ -31,6 +31,10 @@ class ConfigError(FieldFleetError):
     """The operator must edit a file or a command line; retrying cannot help."""
 
 
+class SiteBusy(FieldFleetError):
+    """Another server is at work at the site; stop it, or queue the plan."""
+
+
 class NoSuchRun(ConfigError):
     """No run has this name, or a name that begins with it."""
 

@@ -29,8 +29,8 @@ from shared.runtime.text_table import terminal_columns, write_text
 
 if TYPE_CHECKING:
     from edge_server.journal.records import AnyRecord
-    from edge_server.plan.plan import Plan
     from edge_server.plan.server_config import ServerConfig
+    from edge_server.trial.job_runner import OwnRun
 
 logger = logging.getLogger(__name__)
 
@@ -38,68 +38,62 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a plan with the devices of the site until it ends or a signal arrives; the same command resumes it."""
-    from edge_server.journal.runs import describe_edits, find_ended_run, find_unfinished, make_run_name, run_exists  # noqa: PLC0415
+    """Run the plan and the queue of a site with its devices; the same command resumes interrupted runs."""
+    from edge_server.journal.plan_queue import PlanQueue  # noqa: PLC0415
     from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 
     with loading():
-        from edge_server.rounds import check_plan  # noqa: PLC0415
+        from edge_server.cli.own_plan import choose_run  # noqa: PLC0415
 
     config = load(options.config)
     check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
-    is_begun = partial(_is_begun, config, again=options.again)
-    plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True, is_resumed=is_begun)
-    name = config.run or find_unfinished(Path(config.data_dir), plan)
-    if ended := find_ended_run(Path(config.data_dir), plan, name or ""):
-        if not options.again:
-            logger.warning("plan %r has ended as run %s; use `--again` to start it again", plan.name, ended.folder.name)
-            return outcome_code(ended.records)
-        if config.run:
-            raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or remove `run`")
-    elif name and options.again and run_exists(Path(config.data_dir), name):
-        rm = f"`edge-server runs rm {name} --config {options.config}` first, to start again"
-        logger.warning("run %s is not finished: resuming it; %s", name, rm)
-    elif name and not config.run:
-        logger.info("resuming run %s, which is not finished", name)
-    if not name:
-        name = make_run_name(plan)
-        if edited := describe_edits(Path(config.data_dir), plan):
-            logger.warning("%s: starting run %s", edited, name)
+    queue = PlanQueue(Path(config.data_dir), config.site)
+    own, ended = choose_run(config, options.config, queue, again=options.again)
+    has_jobs = any(job.state != "ended" for job in queue.list_jobs())
+    if not (own or has_jobs or options.wait):
+        if ended is None:
+            raise ConfigError(
+                f"{options.config}: plan is missing and the queue is empty; add it, submit one, or --wait"
+            )
+        return outcome_code(ended.records)
     command = f"edge-server run --config {options.config}"
-    return asyncio.run(serve_run(config, plan, name, command))
+    return asyncio.run(serve_runs(config, own, command, waits=options.wait))
 
 
-def _is_begun(config: ServerConfig, plan: Plan, *, again: bool) -> bool:
-    """True if `run` would resume or refuse a run instead of starting one."""
-    from edge_server.journal.runs import find_ended_run, find_unfinished, run_exists  # noqa: PLC0415
-
-    data_dir = Path(config.data_dir)
-    if config.run:
-        return run_exists(data_dir, config.run)
-    return bool(find_unfinished(data_dir, plan) or (not again and find_ended_run(data_dir, plan, "")))
-
-
-async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -> int:
-    """Serve a run under systemd's supervision and report its outcome; return the exit code.
+async def serve_runs(config: ServerConfig, own: OwnRun | None, command: str, *, waits: bool = False) -> int:
+    """Serve a run and the queue under systemd's supervision, and report each outcome; return the exit code.
 
     Args:
-        config: Configuration of the server.
-        command: Command line that resumes the run.
+        own: Run of the plan that the server's file names; None if it has ended.
+        command: Command line that resumes the runs.
+        waits: Whether to wait for jobs when the queue is empty.
     """
-    from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
+    from edge_server.journal.plan_queue import PlanQueue  # noqa: PLC0415
     from edge_server.journal.runs import run_exists  # noqa: PLC0415
-    from edge_server.trial.live import serve  # noqa: PLC0415
+    from edge_server.trial.job_runner import JobRunner, expected_devices  # noqa: PLC0415
+    from edge_server.trial.live import connect_site  # noqa: PLC0415
 
-    received = _cancelled_by_signals()
+    received, queue = _cancelled_by_signals(), PlanQueue(Path(config.data_dir), config.site)
     try:
-        async with notify_supervisor():
-            records = await serve(config, plan, name)
+        expected = expected_devices(config, own, queue.list_jobs())
+        async with notify_supervisor(), connect_site(config, expected) as site:
+            runner = JobRunner(site, queue, partial(_report_run, config), waits)
+            await runner.run(own)
     except asyncio.CancelledError:
-        if config.run or run_exists(Path(config.data_dir), name):
-            logger.info("interrupted; `%s` resumes run %s", command, name)
+        runs = [job.run for job in queue.list_jobs() if job.state == "running"]
+        if own and (config.run or run_exists(Path(config.data_dir), own.name)):
+            runs.insert(0, own.name)
+        if runs:
+            logger.info("interrupted; `%s` resumes run %s", command, ", ".join(runs))
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+    return 0 if runner.is_complete else EXIT_SHORT
+
+
+def _report_run(config: ServerConfig, name: str, records: Sequence[AnyRecord]) -> bool:
+    """Log the outcome of a run; return whether it completed its plan."""
+    from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
     from edge_server.trial.tables import failure_lines  # noqa: PLC0415
 
     for line in filter(None, [*failure_lines(records), explain_shortfall(records)]):
@@ -107,7 +101,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
     folder = Path(config.data_dir) / name
     for line in outcome_lines(summarise_outcome(records, folder), folder):
         logger.info("run %s: %s", name, line)
-    return outcome_code(records)
+    return outcome_code(records) == 0
 
 
 def _cancelled_by_signals() -> set[int]:

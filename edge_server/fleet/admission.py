@@ -158,6 +158,10 @@ class Admission:
         """Bytes queued but not read yet."""
         return self._waiting_bytes
 
+    def review_strangers(self) -> None:
+        """Recognise strangers that have become participants."""
+        self._strangers = {device for device in self._strangers if not self._takes(device)}
+
     def penalize(self, device: str) -> None:
         """Charge a device extra for a refused message."""
         if sender := self._senders.get(device):

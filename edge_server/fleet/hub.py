@@ -217,6 +217,11 @@ class Server:
             self._admission.count_useless(device, channel, size)
         return is_awaited
 
+    def review_strangers(self) -> None:
+        """Receive all messages of devices that have become participants of a run."""
+        if self._admission:
+            self._admission.review_strangers()
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes received but not read yet; 0 without admission control."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from shared.errors import ConfigError, WireError
+from shared.errors import SiteBusy, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Status
 from shared.protocol.topics import SERVER, topic
@@ -57,14 +57,14 @@ async def require_single_server(
         gives_way: Whether this server ends if the other one was first.
 
     Raises:
-        ConfigError: Another server was first, and this one gives way.
+        SiteBusy: Another server was first, and this one gives way.
     """
     async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
         is_second = await detect_other_server(inbox, instance, connections)
     problem = (
         f"another server runs at site {site!r}, and both disconnect each other from the broker: "
-        "stop it, or give one of them its own site"
+        "stop it, queue the plan there with `edge-server submit PLAN`, or give one of them its own site"
     )
     if is_second and gives_way:
-        raise ConfigError(problem)
+        raise SiteBusy(problem)
     log.error("%s", problem)

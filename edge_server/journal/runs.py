@@ -7,7 +7,7 @@ import platform
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -365,10 +365,13 @@ def has_rounds(folder: Path) -> bool:
     return any(isinstance(record, RoundOpened | Measured) for record in records)
 
 
-def find_unfinished(data_dir: Path, plan: Plan) -> str | None:
+def find_unfinished(data_dir: Path, plan: Plan, besides: Collection[str] = ()) -> str | None:
     """Return the latest live run of exactly this plan that has not ended.
 
     Runs with agents on this machine do not count: the site's devices took no part in them.
+
+    Args:
+        besides: Runs that do not count either, such as those of a queue.
 
     Raises:
         ConfigError: As `require_journal` for a run that by its name is one of this plan.
@@ -381,6 +384,7 @@ def find_unfinished(data_dir: Path, plan: Plan) -> str | None:
             and run.opened.started
             and is_same_plan(run.opened.plan, plan)
             and not (run.closed or run.opened.imported)
+            and run.opened.run not in besides
         ):
             return run.opened.run
     return None

@@ -150,7 +150,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Edge server of one site. Relative paths start at the folder of the file.
 
     Attributes:
-        plan: Trial plan to run.
+        plan: Trial plan to run; empty: only the plans of the queue, see `edge-server submit`.
         run: Name of the run; empty: resume an unfinished run of the same plan, or else start a new one.
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
@@ -169,7 +169,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         peer: Other sites of a plan with several sites; ignored with one site.
     """
 
-    plan: str
+    plan: str = ""
     run: str = ""
     data_dir: str = "runs"
     data_root: str = "../shared/data"
@@ -213,7 +213,8 @@ def load(path: Path) -> ServerConfig:
         check_name(config.run, f"{path}: run")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
-    paths = ("plan", "data_dir", "data_root", *(["gateway"] if config.gateway else []))
+    optional = [name for name in ("plan", "gateway") if getattr(config, name)]
+    paths = ("data_dir", "data_root", *optional)
     places = {name: str(path.parent / getattr(config, name)) for name in paths}
     peers = [_resolve_peer(peer, path.parent) for peer in config.peer]
     return msgspec.structs.replace(

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.broker import describe_exposure
 from edge_server.fleet.history import HistoryWriter, open_history
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Membership
+from edge_server.fleet.membership import Members, Membership
 from edge_server.fleet.single_server import require_single_server
 from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, retry_write
+from edge_server.journal.plan_queue import PlanQueue
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, has_rounds, is_empty, record_run_order, run_exists
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
@@ -67,61 +68,132 @@ class Watcher:
     tell: Callable[[AnyRecord], None]
 
 
+@dataclass
+class LiveSite:
+    """Connection of a server to its site's broker, over which runs with disjoint devices take place at once.
+
+    Attributes:
+        members: Devices of each current run; None for any device that connects.
+        expected: Devices of runs that may begin; messages of others are received sparingly.
+    """
+
+    config: ServerConfig
+    server: Server
+    session: Session
+    members: dict[str, Members]
+    expected: list[Members] = field(default_factory=list)
+
+    def expect(self, groups: Iterable[Members]) -> None:
+        """Set the devices of runs that may begin."""
+        self.expected = list(groups)
+        self.server.review_strangers()
+
+    def takes(self, device: str) -> bool:
+        """Return true if a device belongs to a current or expected run, or there is none."""
+        groups = [*self.members.values(), *self.expected]
+        return not groups or any(members is None or device in members for members in groups)
+
+
 async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | None = None) -> list[AnyRecord]:
     """Run or resume a plan to its end; return its records.
 
     Args:
         config: The site, its broker, its folders.
+        watcher: As for `run_at_site`.
+
+    Raises:
+        ConfigError: As `run_at_site`.
+        SiteBusy: As `connect_site`.
+        Unreachable: As `run_at_site`.
+    """
+    _prepare_computing(config, plan)
+    async with connect_site(config, [members_of(config, plan)], gives_way=watcher is not None) as site:
+        return await run_at_site(site, plan, name, watcher)
+
+
+@asynccontextmanager
+async def connect_site(
+    config: ServerConfig, expected: Iterable[Members] = (), *, gives_way: bool = False
+) -> AsyncIterator[LiveSite]:
+    """Be the server of a site while the block lasts.
+
+    Args:
+        expected: Devices of the runs that may begin.
+        gives_way: Whether to end if another server is connected to the broker, not only one with this folder of runs.
+
+    Raises:
+        ConfigError: A newer version wrote in the folder of runs.
+        SiteBusy: Another server is at work there.
+    """
+    data_dir = Path(config.data_dir)
+    check_data_folder(data_dir)
+    if warning := describe_exposure(config.broker):
+        log.warning("%s", warning)
+    with PlanQueue(data_dir, config.site).serving() as lock:  # a second server would displace the first at the broker
+        session, transport = await _connection(config, data_dir)
+        history = open_history(config, in_thread)
+        server = _make_server(config, transport, history)
+        site = LiveSite(config, server, session, {}, list(expected))
+        server.takes = site.takes
+        alone = _require_alone(transport, config.site, session, gives_way=gives_way)
+        beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
+        async with transport.running(), history.running(), server.listening(), beside:
+            yield site
+
+
+async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | None = None) -> list[AnyRecord]:
+    """Run or resume a plan with devices of a site; return its records.
+
+    Args:
         watcher: If given, devices are waited for before the run begins, at most as long as the plan says. Without one,
             the run waits for its broker and, before its first round, for devices without a limit.
 
     Raises:
-        ConfigError: As `run_plan`; the folder is in use, or a newer version wrote beside it; or there is a watcher
-            and another server works at the site.
+        ConfigError: As `run_plan`; or the run's folder is in use.
         Unreachable: There is a watcher, and no broker or not enough devices.
     """
-    device = _prepare_computing(config, plan)
+    config, server, data_dir = site.config, site.server, Path(site.config.data_dir)
+    folder, members = data_dir / name, members_of(config, plan)
     _warn(config, plan, watcher)
-    data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
-    members = members_of(config, plan)
+    device = _prepare_computing(config, plan)
     _make_folder(data_dir, folder)
-    with hold_lock(folder) as lock, _unless_begun(folder):  # a second server would displace the first at the broker
-        session, transport = await _connection(config, data_dir)
-        history = open_history(config, in_thread)
-        server = _make_server(config, transport, history, members)
-        alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
-        beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
-        async with transport.running(), history.running(), server.listening(), beside:
-            if watcher:
-                await wait_for_fleet(server, plan, Membership(members), config, watcher.say)
-            with closing(await _open_store(data_dir, folder)) as store:
-                log.info("run %s in %s", name, store.folder)
-                await server.reachable()
-                if not watcher and not closed_rounds(store.records()):
-                    await wait_without_end(server, plan, Membership(members))
-                async with connect_peers(config, plan, name, store) as neighbours, _report_records(folder, watcher):
-                    graph = await in_thread(make_evaluation_graph, plan)
-                    await run_plan(
-                        *(plan, name, server, store, config.link),
-                        started=utc_stamp(),
-                        members=members,
-                        device=device,
-                        graph=graph,
-                        neighbours=neighbours,
-                    )
-                return store.records()
+    site.members[name] = members
+    server.runs.add(name)
+    server.review_strangers()
+    try:
+        with hold_lock(folder) as lock, _unless_begun(folder):
+            async with background(keep_lock(lock)):
+                if watcher:
+                    await wait_for_fleet(server, plan, Membership(members), config, watcher.say)
+                with closing(await _open_store(data_dir, folder)) as store:
+                    log.info("run %s in %s", name, store.folder)
+                    await server.reachable()
+                    if not watcher and not closed_rounds(store.records()):
+                        await wait_without_end(server, plan, Membership(members))
+                    async with connect_peers(config, plan, name, store) as neighbours, _report_records(folder, watcher):
+                        graph = await in_thread(make_evaluation_graph, plan)
+                        await run_plan(
+                            *(plan, name, server, store, config.link),
+                            started=utc_stamp(),
+                            members=members,
+                            device=device,
+                            graph=graph,
+                            neighbours=neighbours,
+                        )
+                    return store.records()
+    finally:
+        del site.members[name]
+        server.runs.discard(name)
+        site.session.ended = await in_thread(ended_runs, data_dir)
 
 
-def _make_server(
-    config: ServerConfig, transport: MqttTransport, history: HistoryWriter, members: frozenset[str] | None
-) -> Server:
+def _make_server(config: ServerConfig, transport: MqttTransport, history: HistoryWriter) -> Server:
     data_dir = Path(config.data_dir)
     server = Server(
         *(config.site, transport, monotonic, in_thread),
         report_listeners=[history.hear],
         was_run=lambda run: run_exists(data_dir, run),
         broker=transport.connected,
-        takes=Membership(members).takes,
         window_bytes=config.link.window * config.link.frame_bytes,
         closed_topics=transport.closed,
     )
@@ -130,9 +202,7 @@ def _make_server(
 
 
 def _warn(config: ServerConfig, plan: Plan, watcher: Watcher | None) -> None:
-    """Warn of a broker open to everybody and of plan settings without effect."""
-    if warning := describe_exposure(config.broker):
-        log.warning("%s", warning)
+    """Warn of plan settings without effect."""
     if not config.strangers and (warning := describe_unapplied(plan)):  # to agents of `--local` all of it applies
         if watcher:
             watcher.say(warning)

@@ -33,7 +33,7 @@ async def wait_for_fleet(
         Unreachable: No broker or too few devices; the message names those online and the remedy.
     """
     least, wait_s = plan.cohort.min_devices, plan.cohort.wait_s
-    _require_enough(plan, members)
+    require_enough(plan, members)
     address = f"{config.broker.host}:{config.broker.port}"
     await _broker(server, address, wait_s, say)
     lines = [""]
@@ -62,7 +62,7 @@ async def wait_without_end(server: Server, plan: Plan, members: Membership) -> N
     Raises:
         ConfigError: The plan names fewer devices than it waits for.
     """
-    _require_enough(plan, members)
+    require_enough(plan, members)
     await server.reachable()
     least, lines = plan.cohort.min_devices, [""]
 
@@ -78,7 +78,12 @@ async def wait_without_end(server: Server, plan: Plan, members: Membership) -> N
         await server.reachable()
 
 
-def _require_enough(plan: Plan, members: Membership) -> None:
+def require_enough(plan: Plan, members: Membership) -> None:
+    """Refuse a plan that names fewer devices than it waits for.
+
+    Raises:
+        ConfigError: It does.
+    """
     least = plan.cohort.min_devices
     if members.members is not None and len(members.members) < least:
         raise ConfigError(

@@ -267,7 +267,7 @@ def examine_machine(config: ServerConfig | None) -> Iterator[Finding]:
     if config:
         yield _disk(Path(config.data_dir))
         yield from _data_folder(Path(config.data_dir))
-        if not Path(config.plan).is_file():
+        if config.plan and not Path(config.plan).is_file():
             yield advice("plan", f"{config.plan} does not exist", "create it before `edge-server run`")
 
 

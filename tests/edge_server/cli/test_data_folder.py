@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.examine import examine_machine
-from edge_server.journal import checkpoints, report_history
+from edge_server.journal import checkpoints, plan_queue, report_history
 from edge_server.journal.rollouts import file as rollouts
 from edge_server.journal.runs import all_runs, create_runs_folder
 from edge_server.journal.sqlite import JOURNAL, SqliteJournal
@@ -189,4 +189,10 @@ def test_of_several_versions_the_highest_forms_stay_and_unknown_kinds_are_left_a
 def test_the_table_names_what_lies_there():
     assert FORMATS.keys() == KINDS.keys()
     places = JOURNAL, checkpoints.FOLDER, model_files.FOLDER, report_history.FILE, store.FOLDER, rollouts.FOLDER
-    assert {name for kind in KINDS.values() for name in kind.files} == {*places, result.RESULT, "session", "updates"}
+    assert {name for kind in KINDS.values() for name in kind.files} == {
+        *places,
+        result.RESULT,
+        plan_queue.QUEUES,
+        "session",
+        "updates",
+    }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from edge_server.cli import commands
+from edge_server.plan.server_config import ServerConfig
 from shared.errors import ConfigError
 from shared.runtime.service import ALIVE, READY, STOPPING
 
@@ -18,18 +19,20 @@ def test_a_server_tells_of_its_begin_and_end(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", place)
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
 
-    async def serving(*_):
+    @asynccontextmanager
+    async def connecting(*_):
         await asyncio.sleep(0)
         raise ConfigError("failed")
+        yield
 
     from edge_server.trial import live  # noqa: PLC0415 - torch
 
-    monkeypatch.setattr(live, "serve", serving)
+    monkeypatch.setattr(live, "connect_site", connecting)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(place)
         listening.setblocking(False)
         with pytest.raises(ConfigError, match="failed"):
-            asyncio.run(commands.serve_run(None, None, "x", "edge-server run"))
+            asyncio.run(commands.serve_runs(ServerConfig(data_dir=place), None, "edge-server run"))
         told = []
         with suppress(BlockingIOError):
             while True:

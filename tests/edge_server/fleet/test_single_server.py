@@ -9,10 +9,10 @@ from itertools import count
 
 import pytest
 
-from edge_server.__main__ import EXIT_CONFIG
+from edge_server.__main__ import EXIT_BUSY
 from edge_server.fleet import single_server
 from edge_server.fleet.broker import find_mosquitto, run_private_broker
-from shared.errors import ConfigError
+from shared.errors import SiteBusy
 from shared.protocol import wire
 from shared.protocol.messages import Status
 from shared.protocol.topics import SERVER, topic
@@ -67,7 +67,7 @@ def test_another_process_that_takes_the_name_twice_is_another_server(words, ends
     if not ends:
         virtual(play())
         return
-    with pytest.raises(ConfigError, match=naming(SITE)):
+    with pytest.raises(SiteBusy, match=naming(SITE, "edge-server submit")):
         virtual(play())
 
 
@@ -107,7 +107,7 @@ def test_words_alone_are_no_server(caplog):
 @pytest.mark.broker
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path):
-    """Both as processes: the trial ends with code 2 and leaves no run, the other one says so and goes on waiting."""
+    """Both as processes: the trial ends with code 3 and leaves no run, the other one says so and goes on waiting."""
     path = write_plan(tmp_path, rounds=1)
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
@@ -122,7 +122,7 @@ def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path)
                 until(lambda: f"127.0.0.1:{port}" in own.read_text(), "the site's server is connected")
                 before = len(own.read_text())
                 with forked(*words, log=trial) as second:
-                    assert second.wait(PATIENCE_S) == EXIT_CONFIG
+                    assert second.wait(PATIENCE_S) == EXIT_BUSY
                 until(lambda: "'lab'" in own.read_text()[before:], "it logs that there is another server")
                 assert server.poll() is None
         finally:

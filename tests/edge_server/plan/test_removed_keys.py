@@ -22,6 +22,7 @@ from edge_server.plan import removed_keys
 from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import REMOVED_KEYS, drop_removed_keys, without_removed_keys
 from edge_server.rounds.check_plan import load
+from edge_server.trial.job_runner import OwnRun
 from shared.config_reference import every_struct
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
@@ -130,8 +131,8 @@ def test_edge_server_run_resumes_a_run_whose_plan_has_a_removed_key(tmp_path, mo
     """Not a run of another plan, and no new run."""
     names: list[str] = []
 
-    async def serve_run(_config: object, _plan: Plan, name: str, _command: str) -> int:
-        names.append(name)
+    async def serve_runs(_config: object, own: OwnRun, _command: str, **_: object) -> int:
+        names.append(own.name)
         return 0
 
     def run() -> int | str | None:
@@ -139,7 +140,7 @@ def test_edge_server_run_resumes_a_run_whose_plan_has_a_removed_key(tmp_path, mo
             main()
         return ended.value.code
 
-    monkeypatch.setattr(commands, "serve_run", serve_run)
+    monkeypatch.setattr(commands, "serve_runs", serve_runs)
     monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(tmp_path / "server.toml")])
     (tmp_path / "server.toml").write_text('plan = "plan.toml"\nsite = "lab"\ndata_root = "."\n')
     new = load(write_plan(tmp_path), tmp_path)

@@ -68,7 +68,7 @@ def test_every_key_is_read_and_paths_start_at_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", ("plan",)),
+        ("", ("site",)),
         ('plan = "p"\nhots = 1', ("hots", "plan", "run")),
         ('plan = "p"\n[broker]\nhots = 1', ("broker", "hots")),
         ("plan = 5", ("plan",)),

@@ -56,10 +56,10 @@ def leave_unfinished(folder: Path, name: str, started: str, **sections: str) -> 
 def said_by_run(config: Path, monkeypatch, capsys, *words: str) -> str:
     """Return what `run` writes until it would serve."""
 
-    async def serve(*_: object) -> None:
+    def connect(*_: object) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr("edge_server.trial.live.serve", serve)
+    monkeypatch.setattr("edge_server.trial.live.connect_site", connect)
     monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config), *words])
     with pytest.raises(SystemExit):
         main()

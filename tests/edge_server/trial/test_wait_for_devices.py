@@ -14,6 +14,7 @@ import pytest
 
 from edge_server.__main__ import main
 from edge_server.fleet import broker
+from edge_server.journal.plan_queue import QUEUES
 from edge_server.journal.records import (
     Joined,
     Noted,
@@ -176,7 +177,7 @@ def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(
     code, out, said = typed(*words(fleet, tmp_path))
     assert (code, out) == (1, "")
     assert names_all(said, 1, 2, "a", "1 s", "127.0.0.1", "c", "b")
-    assert not [one for one in (tmp_path / "runs").iterdir() if one.is_dir()]
+    assert [one.name for one in (tmp_path / "runs").iterdir() if one.is_dir()] == [QUEUES]
 
 
 def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path, typed):

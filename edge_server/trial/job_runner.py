@@ -1,0 +1,198 @@
+"""Run the plans of a site's queue, at once where they share no device."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from edge_server.fleet.membership import Members
+from edge_server.journal.disk import RETRY_S, retry_write
+from edge_server.journal.plan_queue import PlanQueue, QueuedJob
+from edge_server.journal.records import AnyRecord, RunClosed
+from edge_server.journal.runs import make_run_name
+from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
+from edge_server.trial.live import LiveSite, run_at_site
+from edge_server.trial.peers import members_of
+from shared.errors import ConfigError, FieldFleetError
+from shared.runtime.executor import in_thread
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between looks at the queue for new and removed jobs."""
+FAILED = "failed"
+"""Outcome of a job whose run could not be brought to its end."""
+
+Report: TypeAlias = Callable[[str, Sequence[AnyRecord]], bool]
+"""Called with name and records of each run; returns whether the run has completed its plan."""
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """Run of the plan that the server's file names."""
+
+    plan: Plan
+    name: str
+
+
+@dataclass
+class JobRunner:
+    """Starts the runs of a site: that of the server's own plan, and those of its queue.
+
+    Attributes:
+        waits: Whether to wait for further jobs once the queue is empty.
+        report: Receives the records of each run that has ended.
+        is_complete: Whether every run so far has completed its plan.
+    """
+
+    site: LiveSite
+    queue: PlanQueue
+    report: Report
+    waits: bool = False
+    is_complete: bool = True
+    _running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _devices: dict[int, Members] = field(default_factory=dict)
+
+    async def run(self, own: OwnRun | None) -> None:
+        """Run until the own plan has ended and the queue is empty, or for ever if `waits`.
+
+        Raises:
+            FieldFleetError: The own plan could not be run; the jobs of the queue were.
+        """
+        await self._await_updates(own)
+        own_members = [exclusive_members(self.site.config, own.plan)] if own else []
+        own_task = asyncio.create_task(self._run_own(own), name="own plan") if own else None
+        problem: BaseException | None = None
+        try:
+            while True:
+                if own_task and own_task.done():
+                    problem = own_task.exception()
+                    own_task, own_members = None, []
+                    self._raise_unless_served(problem)
+                began = set(self._running)  # before the look: what ends meanwhile must not begin again
+                jobs = await in_thread(self.queue.list_jobs)
+                self._interrupt_removed(jobs)
+                await self._begin_due([job for job in jobs if job.number not in began], own_members)
+                tasks = [*self._running.values(), *([own_task] if own_task else [])]
+                if not tasks and not self.waits and all(job.state == "ended" for job in jobs):
+                    break
+                await _wait_for_any(tasks)
+        finally:
+            tasks = [*self._running.values(), *([own_task] if own_task else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if problem:
+            raise problem
+
+    async def _await_updates(self, own: OwnRun | None) -> None:
+        """Keep the hub from settling updates of runs that are about to be resumed: devices offer these again."""
+        jobs = await in_thread(self.queue.list_jobs)
+        self.site.server.runs |= {job.run for job in jobs if job.state == "running"} | ({own.name} if own else set())
+
+    def _raise_unless_served(self, problem: BaseException | None) -> None:
+        """Raise the error of the own plan at once unless there are jobs to run, or it is not an expected one."""
+        if problem is None:
+            return
+        if not isinstance(problem, FieldFleetError) or not (self.waits or self._running):
+            raise problem
+        log.error("the plan of the server's file could not be run: %s", problem)
+        self.is_complete = False
+
+    async def _run_own(self, own: OwnRun) -> None:
+        records = await run_at_site(self.site, own.plan, own.name)
+        self.is_complete &= self.report(own.name, records)
+
+    def _interrupt_removed(self, jobs: Iterable[QueuedJob]) -> None:
+        """Interrupt the runs of jobs that were removed from the queue."""
+        present = {job.number for job in jobs}
+        for number, task in self._running.items():
+            if number not in present and not task.cancelling():
+                log.info("job %d was removed: its run is interrupted", number)
+                task.cancel()
+
+    async def _begin_due(self, jobs: Iterable[QueuedJob], own_members: Iterable[Members]) -> None:
+        """Begin the jobs that may begin, and resume those of an earlier server."""
+        waiting = [(job, exclusive_members(self.site.config, job.plan)) for job in jobs if job.state != "ended"]
+        due = choose_due([members for _, members in waiting], [*own_members, *self._devices.values()])
+        for (job, members), may_begin in zip(waiting, due, strict=True):
+            if may_begin:
+                await self._begin(job, members)
+        self.site.expect(members for (_, members), may_begin in zip(waiting, due, strict=True) if not may_begin)
+
+    async def _begin(self, job: QueuedJob, members: Members) -> None:
+        name = job.run or make_run_name(job.plan)
+        begun = await retry_write(in_thread, RETRY_S, self.queue.begin, job.number, name)
+        if begun is None:
+            return
+        log.info("job %d: plan %r %s run %s", job.number, job.plan.name, "resumes" if job.run else "begins", name)
+        self._devices[job.number] = members
+        self._running[job.number] = task = asyncio.create_task(self._run_job(begun), name=f"job {job.number}")
+        task.add_done_callback(lambda _: (self._running.pop(job.number), self._devices.pop(job.number)))
+
+    async def _run_job(self, job: QueuedJob) -> None:
+        """Run a job to its end; its failure is recorded in the queue and stops no other job."""
+        try:
+            records = await run_at_site(self.site, job.plan, job.run)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the next job must begin whatever happened to this one
+            cause = str(error) if isinstance(error, FieldFleetError) else f"{type(error).__name__}: {error}"
+            traceback = None if isinstance(error, FieldFleetError | OSError) else error
+            log.error("job %d, run %s failed: %s", job.number, job.run, cause, exc_info=traceback)  # noqa: TRY400
+            self.is_complete = False
+            await self._end(job, FAILED, cause)
+            return
+        end = next(record for record in records if isinstance(record, RunClosed))
+        self.is_complete &= self.report(job.run, records)
+        await self._end(job, end.outcome, end.cause)
+
+    async def _end(self, job: QueuedJob, outcome: str, cause: str) -> None:
+        await retry_write(in_thread, RETRY_S, self.queue.end, job.number, outcome, cause)
+
+
+async def _wait_for_any(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait for the end of a task, but not longer than until the next look at the queue."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(LOOK_S)
+
+
+def exclusive_members(config: ServerConfig, plan: Plan) -> Members:
+    """Return the devices that a plan's run takes; None for all, as with several sites, whose servers know one run."""
+    if plan.sites:
+        return None
+    try:
+        return members_of(config, plan)
+    except ConfigError:  # reported when its run begins
+        return None
+
+
+def expected_devices(config: ServerConfig, own: OwnRun | None, jobs: Iterable[QueuedJob]) -> list[Members]:
+    """Return the devices of each run that may begin."""
+    plans = [*([own.plan] if own else []), *(job.plan for job in jobs if job.state != "ended")]
+    return [exclusive_members(config, plan) for plan in plans]
+
+
+def choose_due(waiting: Sequence[Members], taken: Iterable[Members]) -> list[bool]:
+    """Return which jobs may begin: those that share no device with a running one or with one before them.
+
+    Args:
+        waiting: Devices of each job, in the order of the queue: none overtakes another with some of its devices.
+        taken: Devices of the running ones.
+    """
+    before, due = list(taken), []
+    for members in waiting:
+        due.append(not any(share_devices(members, others) for others in before))
+        before.append(members)
+    return due
+
+
+def share_devices(first: Members, second: Members) -> bool:
+    """Return true if two runs may need the same device; None stands for all devices."""
+    return first is None or second is None or not first.isdisjoint(second)
