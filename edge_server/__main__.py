@@ -141,18 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
         "3 another server is at work at the site, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = add_command(
-        verbs, "run", "service of a site: run its plan with the connected devices, or resume the interrupted run"
-    )
-    add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
-    run.add_argument(
-        "--again",
-        action="store_true",
-        help="start another run; by default `run` does nothing if the plan's last run has ended",
-    )
-    run.add_argument("--wait", action="store_true", help="wait for further jobs when the queue is empty, see `submit`")
-    queue_command.submit_arguments(add_command(verbs, "submit", "add a plan to the queue of a site's server"))
-    queue_command.queue_arguments(add_command(verbs, "queue", "list the queue of a site; with a VERB: change it"))
+    _run_service(verbs)
     runs_command.arguments(add_command(verbs, "runs", "list runs; with a VERB: remove runs"))
     sites_command.arguments(
         add_command(
@@ -206,6 +195,22 @@ def _results(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     rollouts = add_command(verbs, "rollout", "roll out a release to the boards of a site in waves")
     rollout_command.arguments(rollouts)
     trace_command.arguments(add_command(verbs, "trace", "export, import or check portable traces of runs"))
+
+
+def _run_service(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands of a site's server and its queue."""
+    run = add_command(
+        verbs, "run", "service of a site: run its plan with the connected devices, or resume the interrupted run"
+    )
+    add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
+    run.add_argument(
+        "--again",
+        action="store_true",
+        help="start another run; by default `run` does nothing if the plan's last run has ended",
+    )
+    run.add_argument("--wait", action="store_true", help="wait for further jobs when the queue is empty, see `submit`")
+    queue_command.submit_arguments(add_command(verbs, "submit", "add a plan to the queue of a site's server"))
+    queue_command.queue_arguments(add_command(verbs, "queue", "list the queue of a site; with a VERB: change it"))
 
 
 def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

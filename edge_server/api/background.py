@@ -1,4 +1,4 @@
-"""Run blocking work with an event loop of its own, also inside a running loop such as a notebook's.
+"""Run blocking work in a thread, also from a running event loop.
 
 The work runs in a thread. The calling thread receives its events, so that a callback of the caller runs where the
 caller is, and Ctrl-C reaches the caller, which then stops the work. Whatever the work changes of the process's global

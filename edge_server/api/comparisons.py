@@ -31,7 +31,7 @@ class Comparison:
 
     @property
     def same_model(self) -> bool | None:
-        """Whether the final parameters have identical bits; None if that is unknown."""
+        """True if the final parameters have identical bits; None if that is unknown."""
         return None if self.gap.model == "unknown" else self.gap.model == "same"
 
     def frame(self) -> pd.DataFrame:

@@ -62,12 +62,12 @@ def replay(  # noqa: PLR0913 - all but the first by name
         Infeasible: A budget of the plan cannot be met.
     """
     root = _root(data_root)
-    found = _find_source(source, root)
-    if isinstance(found, Plan):
-        require_one_site(found, NAME)
-    runs = _replay(found, devices, workers, Path(data_dir), root, progress, exact=exact)
+    origin = _find_source(source, root)
+    if isinstance(origin, Plan):
+        require_one_site(origin, NAME)
+    runs = _replay(origin, devices, workers, Path(data_dir), root, progress, exact=exact)
     if len(runs) != 1:
-        raise ConfigError(f"{found}: recorded at {len(runs)} sites; use api.replay_sites")
+        raise ConfigError(f"{origin}: recorded at {len(runs)} sites; use api.replay_sites")
     return runs[0]
 
 
@@ -150,7 +150,7 @@ def _root(data_root: Folder | None) -> Path:
 
 
 def _find_source(source: PlanSource | Run, root: Path) -> Plan | Path:
-    """Return what to replay: a checked plan, or the path of a plan, trace or run."""
+    """Return a checked plan, or the path of a plan, trace or run."""
     allow_plugins()
     match source:
         case Plan():

@@ -1,4 +1,4 @@
-"""Plot of one or several runs: the report's curves as HTML with SVG, without a plotting library."""
+"""Curves of one or several runs as HTML with inline SVG."""
 
 from __future__ import annotations
 

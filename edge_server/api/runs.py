@@ -1,4 +1,4 @@
-"""A stored run for programs: rounds, tasks, devices, data frames, its model and its plot."""
+"""Stored run: rounds, tasks, devices, data frames, model and plot."""
 
 from __future__ import annotations
 

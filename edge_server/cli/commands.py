@@ -30,7 +30,7 @@ from shared.runtime.text_table import terminal_columns, write_text
 if TYPE_CHECKING:
     from edge_server.journal.records import AnyRecord
     from edge_server.plan.server_config import ServerConfig
-    from edge_server.trial.job_runner import OwnRun
+    from edge_server.trial.job_runner import ConfiguredRun
 
 logger = logging.getLogger(__name__)
 
@@ -43,30 +43,32 @@ def run(options: argparse.Namespace) -> int:
     from edge_server.plan.server_config import load, plugin_entries  # noqa: PLC0415
 
     with loading():
-        from edge_server.cli.own_plan import choose_run  # noqa: PLC0415
+        from edge_server.cli.configured_run import choose_run  # noqa: PLC0415
 
     config = load(options.config)
     check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
     queue = PlanQueue(Path(config.data_dir), config.site)
-    own, ended = choose_run(config, options.config, queue, again=options.again)
+    configured, ended = choose_run(config, options.config, queue, again=options.again)
     has_jobs = any(job.state != "ended" for job in queue.list_jobs())
-    if not (own or has_jobs or options.wait):
+    if not (configured or has_jobs or options.wait):
         if ended is None:
             raise ConfigError(
                 f"{options.config}: plan is missing and the queue is empty; add it, submit one, or --wait"
             )
         return outcome_code(ended.records)
     command = f"edge-server run --config {options.config}"
-    return asyncio.run(serve_runs(config, own, command, waits=options.wait))
+    return asyncio.run(serve_runs(config, configured, command, waits=options.wait))
 
 
-async def serve_runs(config: ServerConfig, own: OwnRun | None, command: str, *, waits: bool = False) -> int:
+async def serve_runs(
+    config: ServerConfig, configured: ConfiguredRun | None, command: str, *, waits: bool = False
+) -> int:
     """Serve a run and the queue under systemd's supervision, and report each outcome; return the exit code.
 
     Args:
-        own: Run of the plan that the server's file names; None if it has ended.
+        configured: Run of the plan that the server's file names; None if it has ended.
         command: Command line that resumes the runs.
         waits: Whether to wait for jobs when the queue is empty.
     """
@@ -77,14 +79,14 @@ async def serve_runs(config: ServerConfig, own: OwnRun | None, command: str, *, 
 
     received, queue = _cancelled_by_signals(), PlanQueue(Path(config.data_dir), config.site)
     try:
-        expected = expected_devices(config, own, queue.list_jobs())
+        expected = expected_devices(config, configured, queue.list_jobs())
         async with notify_supervisor(), connect_site(config, expected) as site:
             runner = JobRunner(site, queue, partial(_report_run, config), waits)
-            await runner.run(own)
+            await runner.run(configured)
     except asyncio.CancelledError:
         runs = [job.run for job in queue.list_jobs() if job.state == "running"]
-        if own and (config.run or run_exists(Path(config.data_dir), own.name)):
-            runs.insert(0, own.name)
+        if configured and (config.run or run_exists(Path(config.data_dir), configured.name)):
+            runs.insert(0, configured.name)
         if runs:
             logger.info("interrupted; `%s` resumes run %s", command, ", ".join(runs))
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0

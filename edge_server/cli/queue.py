@@ -91,8 +91,8 @@ def queue(options: argparse.Namespace) -> int:
             for job in jobs.remove(options.jobs):
                 sys.stdout.write(f"removed job {job.number}: plan {job.plan.name!r}, {job.state}\n")
         case "move":
-            moved = jobs.set_priority(options.job, None if options.first else options.priority)
-            sys.stdout.write(f"job {moved.number}: priority {moved.priority}\n")
+            job = jobs.set_priority(options.job, None if options.first else options.priority)
+            sys.stdout.write(f"job {job.number}: priority {job.priority}\n")
         case _:
             _list(jobs, options.format)
     return 0

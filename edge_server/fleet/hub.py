@@ -195,7 +195,7 @@ class Server:
         return next((entry for entry in rounds if len(rounds) == 1 or device in entry.tasks), None)
 
     def _find_taker(self, device: str, channel: str) -> Collector | StepServer | None:
-        """Return what takes a device's frames on a channel."""
+        """Return the receiver of a device's frames on a channel; None if no round expects any."""
         open_round = self._find_round(device)
         if open_round is None:
             return None

@@ -1,4 +1,4 @@
-"""Queue of plans of a site: one file for each job, so that it survives a crash at any moment.
+"""Crash-safe queue of plans of a site, one file for each job.
 
 `edge-server submit` adds jobs while the server works. Every change is one atomic replacement or removal of a file under
 a lock that the system releases if the process ends.
@@ -43,10 +43,10 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A plan that waits for its run, has one, or had one.
 
     Attributes:
-        number: Order of submission.
+        number: Its name; counts from 1 in the order of submission.
         priority: Jobs with a higher one come first.
         submitted: Calendar time, for people.
-        plan: With resolved paths.
+        plan: Copy of the submitted plan, with resolved paths.
         state: `running` also if the server ended meanwhile: the next one resumes the run.
         run: Name of the run, from its beginning.
         outcome: Of the run, see `edge_server.journal.records.RunClosed`; `failed` if it could not be run to its end.
@@ -140,10 +140,10 @@ class PlanQueue:
             return replace(job, priority=max(others, default=-1) + 1 if priority is None else priority)
 
         require_priority(priority or 0)
-        moved = self._change(number, move)
-        if moved is None:
-            raise self._no_such_job(number)
-        return moved
+        job = self._change(number, move)
+        if job is None:
+            raise _no_such_job(self.site, number, self.list_jobs())
+        return job
 
     def remove(self, numbers: Iterable[int]) -> list[QueuedJob]:
         """Remove jobs and return them; a server interrupts the run of a removed job.
@@ -154,12 +154,12 @@ class PlanQueue:
         with self._changing():
             jobs = []
             for number in dict.fromkeys(numbers):
-                job = _read_job(path) if (path := self._path(number)).exists() else None
+                job = _read_job(path) if (path := _job_path(self.folder, number)).exists() else None
                 if job is None:
-                    raise self._no_such_job(number)
+                    raise _no_such_job(self.site, number, self.list_jobs())
                 jobs.append(job)
             for job in jobs:
-                self._path(job.number).unlink()
+                _job_path(self.folder, job.number).unlink()
             sync(self.folder)
         return jobs
 
@@ -177,37 +177,21 @@ class PlanQueue:
         except ConfigError as error:
             if not self.is_served():
                 raise
-            raise SiteBusy(self._describe_server()) from error
+            raise SiteBusy(_describe_server(self._data_dir, self.site)) from error
         try:
             yield lock
         finally:
             lock.release()
-
-    def _describe_server(self) -> str:
-        folders = folders_of_runs(self._data_dir)
-        runs = [folder.name for folder in folders if is_held(folder) and not is_local(folder)]
-        doing = f" on run {', '.join(runs)}" if runs else ""
-        return (
-            f"another server is at work at site {self.site!r}{doing}; queue the plan with "
-            "`edge-server submit PLAN`, or stop that server"
-        )
-
-    def _no_such_job(self, number: int) -> ConfigError:
-        numbers = ", ".join(str(job.number) for job in self.list_jobs()) or "none"
-        return ConfigError(f"the queue of site {self.site!r} has no job {number}; its jobs: {numbers}")
 
     def _make_folder(self) -> None:
         check_data_folder(self._data_dir)
         with explain_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"job-{number:0{DIGITS}}.json"
-
     def _change(self, number: int, change: Callable[[QueuedJob], QueuedJob]) -> QueuedJob | None:
         """Replace a job; return the new one, None if there is no such job."""
         with self._changing():
-            path = self._path(number)
+            path = _job_path(self.folder, number)
             job = _read_job(path) if path.exists() else None
             if job is None:
                 return None
@@ -215,7 +199,9 @@ class PlanQueue:
             return changed
 
     def _write(self, job: QueuedJob) -> None:
-        replace_file(self._path(job.number), msgspec.json.format(msgspec.json.encode(job)) + b"\n", mode=0o600)
+        replace_file(
+            _job_path(self.folder, job.number), msgspec.json.format(msgspec.json.encode(job)) + b"\n", mode=0o600
+        )
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -229,6 +215,26 @@ class PlanQueue:
             yield
         finally:
             os.close(descriptor)
+
+
+def _job_path(folder: Path, number: int) -> Path:
+    return folder / f"job-{number:0{DIGITS}}.json"
+
+
+def _describe_server(data_dir: Path, site: str) -> str:
+    """Return the refusal of a second server, with the runs of the first."""
+    folders = folders_of_runs(data_dir)
+    runs = [folder.name for folder in folders if is_held(folder) and not is_local(folder)]
+    doing = f" on run {', '.join(runs)}" if runs else ""
+    return (
+        f"another server is at work at site {site!r}{doing}; queue the plan with `edge-server submit PLAN`, "
+        "or stop that server"
+    )
+
+
+def _no_such_job(site: str, number: int, jobs: Sequence[QueuedJob]) -> ConfigError:
+    numbers = ", ".join(str(job.number) for job in jobs) or "none"
+    return ConfigError(f"the queue of site {site!r} has no job {number}; its jobs: {numbers}")
 
 
 def _begin_job(job: QueuedJob, run: str) -> QueuedJob:

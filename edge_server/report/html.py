@@ -89,9 +89,9 @@ def document(title: str, content: Iterable[str]) -> str:
 
 def render_fragment(content: Iterable[str]) -> str:
     """Return content as a part of another page, such as a notebook, with the style restricted to it."""
-    own = f".{SCOPE} {{ padding: 8px; background: var(--paper); color: var(--ink); }}"
+    frame = f".{SCOPE} {{ padding: 8px; background: var(--paper); color: var(--ink); }}"
     scoped = f".{SCOPE} {{\n{_style().replace(':root', '&')}}}"
-    return element("div", [element("style", Markup(f"{own}\n{scoped}\n")), *content], class_=SCOPE)
+    return element("div", [element("style", Markup(f"{frame}\n{scoped}\n")), *content], class_=SCOPE)
 
 
 def _style() -> Markup:

@@ -32,7 +32,7 @@ Report: TypeAlias = Callable[[str, Sequence[AnyRecord]], bool]
 
 
 @dataclass(frozen=True)
-class OwnRun:
+class ConfiguredRun:
     """Run of the plan that the server's file names."""
 
     plan: Plan
@@ -57,42 +57,44 @@ class JobRunner:
     _running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _devices: dict[int, Members] = field(default_factory=dict)
 
-    async def run(self, own: OwnRun | None) -> None:
+    async def run(self, configured: ConfiguredRun | None) -> None:
         """Run until the own plan has ended and the queue is empty, or for ever if `waits`.
 
         Raises:
             FieldFleetError: The own plan could not be run; the jobs of the queue were.
         """
-        await self._await_updates(own)
-        own_members = [exclusive_members(self.site.config, own.plan)] if own else []
-        own_task = asyncio.create_task(self._run_own(own), name="own plan") if own else None
+        await self._await_updates(configured)
+        configured_members = [exclusive_members(self.site.config, configured.plan)] if configured else []
+        configured_task = asyncio.create_task(self._run_configured(configured), name="own plan") if configured else None
         problem: BaseException | None = None
         try:
             while True:
-                if own_task and own_task.done():
-                    problem = own_task.exception()
-                    own_task, own_members = None, []
+                if configured_task and configured_task.done():
+                    problem = configured_task.exception()
+                    configured_task, configured_members = None, []
                     self._raise_unless_served(problem)
                 began = set(self._running)  # before the look: what ends meanwhile must not begin again
                 jobs = await in_thread(self.queue.list_jobs)
                 self._interrupt_removed(jobs)
-                await self._begin_due([job for job in jobs if job.number not in began], own_members)
-                tasks = [*self._running.values(), *([own_task] if own_task else [])]
+                await self._begin_due([job for job in jobs if job.number not in began], configured_members)
+                tasks = [*self._running.values(), *([configured_task] if configured_task else [])]
                 if not tasks and not self.waits and all(job.state == "ended" for job in jobs):
                     break
                 await _wait_for_any(tasks)
         finally:
-            tasks = [*self._running.values(), *([own_task] if own_task else [])]
+            tasks = [*self._running.values(), *([configured_task] if configured_task else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if problem:
             raise problem
 
-    async def _await_updates(self, own: OwnRun | None) -> None:
+    async def _await_updates(self, configured: ConfiguredRun | None) -> None:
         """Keep the hub from settling updates of runs that are about to be resumed: devices offer these again."""
         jobs = await in_thread(self.queue.list_jobs)
-        self.site.server.runs |= {job.run for job in jobs if job.state == "running"} | ({own.name} if own else set())
+        self.site.server.runs.update(job.run for job in jobs if job.state == "running")
+        if configured:
+            self.site.server.runs.add(configured.name)
 
     def _raise_unless_served(self, problem: BaseException | None) -> None:
         """Raise the error of the own plan at once unless there are jobs to run, or it is not an expected one."""
@@ -103,9 +105,9 @@ class JobRunner:
         log.error("the plan of the server's file could not be run: %s", problem)
         self.is_complete = False
 
-    async def _run_own(self, own: OwnRun) -> None:
-        records = await run_at_site(self.site, own.plan, own.name)
-        self.is_complete &= self.report(own.name, records)
+    async def _run_configured(self, configured: ConfiguredRun) -> None:
+        records = await run_at_site(self.site, configured.plan, configured.name)
+        self.is_complete &= self.report(configured.name, records)
 
     def _interrupt_removed(self, jobs: Iterable[QueuedJob]) -> None:
         """Interrupt the runs of jobs that were removed from the queue."""
@@ -115,14 +117,14 @@ class JobRunner:
                 log.info("job %d was removed: its run is interrupted", number)
                 task.cancel()
 
-    async def _begin_due(self, jobs: Iterable[QueuedJob], own_members: Iterable[Members]) -> None:
+    async def _begin_due(self, jobs: Iterable[QueuedJob], configured_members: Iterable[Members]) -> None:
         """Begin the jobs that may begin, and resume those of an earlier server."""
-        waiting = [(job, exclusive_members(self.site.config, job.plan)) for job in jobs if job.state != "ended"]
-        due = choose_due([members for _, members in waiting], [*own_members, *self._devices.values()])
-        for (job, members), may_begin in zip(waiting, due, strict=True):
+        candidates = [(job, exclusive_members(self.site.config, job.plan)) for job in jobs if job.state != "ended"]
+        due = choose_due([members for _, members in candidates], [*configured_members, *self._devices.values()])
+        for (job, members), may_begin in zip(candidates, due, strict=True):
             if may_begin:
                 await self._begin(job, members)
-        self.site.expect(members for (_, members), may_begin in zip(waiting, due, strict=True) if not may_begin)
+        self.site.expect(members for (_, members), may_begin in zip(candidates, due, strict=True) if not may_begin)
 
     async def _begin(self, job: QueuedJob, members: Members) -> None:
         name = job.run or make_run_name(job.plan)
@@ -173,21 +175,23 @@ def exclusive_members(config: ServerConfig, plan: Plan) -> Members:
         return None
 
 
-def expected_devices(config: ServerConfig, own: OwnRun | None, jobs: Iterable[QueuedJob]) -> list[Members]:
+def expected_devices(
+    config: ServerConfig, configured: ConfiguredRun | None, jobs: Iterable[QueuedJob]
+) -> list[Members]:
     """Return the devices of each run that may begin."""
-    plans = [*([own.plan] if own else []), *(job.plan for job in jobs if job.state != "ended")]
+    plans = [*([configured.plan] if configured else []), *(job.plan for job in jobs if job.state != "ended")]
     return [exclusive_members(config, plan) for plan in plans]
 
 
-def choose_due(waiting: Sequence[Members], taken: Iterable[Members]) -> list[bool]:
-    """Return which jobs may begin: those that share no device with a running one or with one before them.
+def choose_due(queued: Sequence[Members], busy: Iterable[Members]) -> list[bool]:
+    """Return for each job whether it may begin: it shares no device with a running job or one before it.
 
     Args:
-        waiting: Devices of each job, in the order of the queue: none overtakes another with some of its devices.
-        taken: Devices of the running ones.
+        queued: Devices of each job, in the order of the queue: none overtakes another with some of its devices.
+        busy: Devices of the running jobs.
     """
-    before, due = list(taken), []
-    for members in waiting:
+    before, due = list(busy), []
+    for members in queued:
         due.append(not any(share_devices(members, others) for others in before))
         before.append(members)
     return due

@@ -99,7 +99,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
 
     Args:
         config: The site, its broker, its folders.
-        watcher: As for `run_at_site`.
+        watcher: Reports to somebody at a terminal, and limits the wait for devices; see `run_at_site`.
 
     Raises:
         ConfigError: As `run_at_site`.

@@ -22,7 +22,7 @@ from edge_server.plan import removed_keys
 from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import REMOVED_KEYS, drop_removed_keys, without_removed_keys
 from edge_server.rounds.check_plan import load
-from edge_server.trial.job_runner import OwnRun
+from edge_server.trial.job_runner import ConfiguredRun
 from shared.config_reference import every_struct
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
@@ -131,8 +131,8 @@ def test_edge_server_run_resumes_a_run_whose_plan_has_a_removed_key(tmp_path, mo
     """Not a run of another plan, and no new run."""
     names: list[str] = []
 
-    async def serve_runs(_config: object, own: OwnRun, _command: str, **_: object) -> int:
-        names.append(own.name)
+    async def serve_runs(_config: object, configured: ConfiguredRun, _command: str, **_: object) -> int:
+        names.append(configured.name)
         return 0
 
     def run() -> int | str | None:

@@ -18,7 +18,7 @@ from edge_server.journal.runs import (
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.rounds import check_plan
-from edge_server.trial.job_runner import OwnRun
+from edge_server.trial.job_runner import ConfiguredRun
 from shared.errors import ConfigError
 
 log = logging.getLogger("edge_server.cli.commands")
@@ -26,7 +26,7 @@ log = logging.getLogger("edge_server.cli.commands")
 
 def choose_run(
     config: ServerConfig, path: Path, queue: PlanQueue, *, again: bool
-) -> tuple[OwnRun | None, StoredRun | None]:
+) -> tuple[ConfiguredRun | None, StoredRun | None]:
     """Return the run to begin or resume, or else the one in which the plan has ended; neither without a plan.
 
     Args:
@@ -50,7 +50,7 @@ def choose_run(
             raise ConfigError(f"{path}: run {config.run!r} has ended: name another, or remove `run`")
     elif name:
         _describe_resumption(config, path, name, again=again)
-    return OwnRun(plan, name or _new_name(data_dir, plan)), None
+    return ConfiguredRun(plan, name or _new_name(data_dir, plan)), None
 
 
 def _describe_resumption(config: ServerConfig, path: Path, name: str, *, again: bool) -> None:
