@@ -37,10 +37,6 @@ def nothing() -> None:
     return None
 
 
-def bare() -> nn.Module:
-    return nn.Linear(4, 2)
-
-
 def wrong() -> Model:
     return Model(nn.Sequential(nn.ReLU()), {1: 1})
 
@@ -133,7 +129,6 @@ def test_names_that_try_it_are_refused(module, name):
         ("fieldnets:figure", "'figure'"),
         ("fieldnets:absent", "'absent'"),
         ("fieldnets:nothing", "NoneType"),
-        ("fieldnets:bare", "Linear"),
         ("fieldnets:wrong", "fieldnets:wrong"),
         ("broken:net", "invalid syntax"),
         ("lacking:net", "No module named 'no_such_library'"),
