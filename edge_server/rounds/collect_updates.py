@@ -17,6 +17,7 @@ from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import check_sums, check_update, require_trained
 from shared.codecs.base import Codec
+from shared.data.moments import INPUT_NAMES
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
@@ -140,7 +141,8 @@ class Gather:
 
     async def _take(self, update: Update) -> None:
         check_update(update, trains=update.params is not None if self.trains is None else self.trains)
-        check_sums(update.sums, self.metrics)
+        sums_inputs = self.expected[update.device].sums_inputs
+        check_sums(update.sums, {*self.metrics, *(INPUT_NAMES if sums_inputs else ())})
         require_trained(update, self.expected[update.device])
         if update.params is None:
             record = self._record(update, 0)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from shared.errors import WireError
 
 COUNT, SUM, SQUARES = "input_count", "input_sum", "input_squares"
+INPUT_NAMES = (COUNT, SUM, SQUARES)
 """Names in `Update.sums`."""
 CHUNK_VALUES = 1 << 20
 ROUNDING = 1e-13
@@ -39,7 +40,7 @@ def require_moments(sums: Mapping[str, Sequence[float]]) -> None:
     Raises:
         WireError: One is missing, not finite or out of range.
     """
-    count, total, squares = (np.asarray(sums.get(name, ()), dtype=np.float64) for name in (COUNT, SUM, SQUARES))
+    count, total, squares = (np.asarray(sums.get(name, ()), dtype=np.float64) for name in INPUT_NAMES)
     if count.shape != (1,) or not total.size or total.shape != squares.shape:
         raise WireError("sums of inputs are missing or differ in length", reason="sums")
     if not np.isfinite([count[0], *total, *squares]).all() or count[0] < 1 or squares.min() < 0:
@@ -51,7 +52,7 @@ def require_moments(sums: Mapping[str, Sequence[float]]) -> None:
 def find_mean_and_std(several: Iterable[Mapping[str, Sequence[float]]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over all devices; a constant channel has the deviation 1."""
     devices = list(several)
-    counts, totals, squares = (np.sum([sums[name] for sums in devices], axis=0) for name in (COUNT, SUM, SQUARES))
+    counts, totals, squares = (np.sum([sums[name] for sums in devices], axis=0) for name in INPUT_NAMES)
     mean = totals / counts[0]
     variance = np.maximum(0.0, squares / counts[0] - mean**2)
     is_constant = variance <= ROUNDING * mean**2
