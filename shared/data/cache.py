@@ -62,9 +62,10 @@ class DataCache:
         return normalise_class_names(self._read_full(spec).classes) if spec.has_classes else None
 
     def _read_full(self, spec: Data) -> Arrays:
-        unsplit = msgspec.structs.replace(spec, partition=None)
-        if not spec.is_held_out_by_hash:  # which decides what windows are left out
-            unsplit = msgspec.structs.replace(unsplit, holdout=0.0, validation=0.0)
+        unsplit = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
+        if spec.is_held_out_by_hash:  # which decides what windows are left out
+            for name in ("holdout", "validation"):  # the constructor refuses them without labels, see `drop_labels`
+                msgspec.structs.force_setattr(unsplit, name, getattr(spec, name))
         key = msgspec.msgpack.encode((unsplit, spec.reads_labels))
         if key not in self._sets:
             self._sets[key] = read_whole(spec)
