@@ -11,7 +11,7 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.inputs import Inputs, differences
 
-LOCAL_DATA_KEYS = ("limit", "holdout", "validation", "augment")
+LOCAL_DATA_KEYS = ("limit", "holdout", "holdout_by", "validation", "augment", "growing", "recent")
 """Keys of `[data]` that apply to agents on this machine, but not to the local examples of connected devices."""
 
 
