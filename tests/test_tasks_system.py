@@ -6,16 +6,25 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from device_agent.inference.release_folder import read_folder
+from device_agent.inference.session import open_model
+from device_agent.inference.settings import InferenceSettings
 from device_agent.trainer import task
 from edge_server.journal.compared import measured_rounds
 from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds
+from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import device_data
+from edge_server.plan.data import test_data as server_data
 from edge_server.plan.plan import Plan
+from edge_server.release.create import create_release
+from edge_server.release.run_model import read_model
+from edge_server.release.store import export_release
 from edge_server.replay.run import replay_plan
 from shared import registry
 from shared.data.examples import Examples, split_holdout
@@ -23,6 +32,7 @@ from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import build_initial
 from shared.models.evaluate import score
+from shared.objectives.release_metric import find_objective, measure
 from shared.objectives.training import build_training_objective
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import RUN
@@ -190,3 +200,67 @@ def test_forged_sums_of_one_device_do_not_end_the_run(tmp_path, monkeypatch, for
     assert closed.device_metrics
     assert closed.device_metrics != honest.device_metrics
     assert closed.device_metrics["rmse"] < 100
+
+
+def test_anomalies_are_found_by_boards_without_any_label(tmp_path):
+    """The devices train and evaluate on unlabelled examples, the server tests on labelled ones."""
+    random, arrays = np.random.default_rng(3), {}
+    for split in ("train", "test"):
+        inputs = np.repeat(random.normal(size=(90, 1)), 5, axis=1) * np.arange(1, 6)
+        odd = np.arange(90) % 6 == 0 if split == "test" else np.zeros(90, bool)
+        inputs[odd] = random.normal(size=(odd.sum(), 5)) * 4
+        arrays |= {f"x_{split}": inputs.astype(np.float32), f"y_{split}": odd.astype(np.int64)}
+    np.savez(tmp_path / "readings.npz", **arrays)
+    plan = plan_of(
+        tmp_path,
+        "regression",
+        rounds=6,
+        task='kind = "anomaly"',
+        model='name = "mlp"\noptions = { features = 5, hidden = 3, classes = 5 }',
+        data='source = "npz"\npath = "readings.npz"\nlabels = "none"\nholdout = 0.25',
+    )
+    _, records = replay_plan(plan, tmp_path / RUN)
+    measured = measured_rounds(records)
+    assert measured[-1][0] > 0.8
+    evaluated = [record for record in records if isinstance(record, Evaluated)]
+    assert [set(record.metrics) for record in evaluated] == [{"loss"}] * 3
+    assert evaluated[-1].metrics["loss"] < evaluated[0].metrics["loss"]
+
+
+def test_a_regression_is_released_with_its_metrics_and_served_as_numbers(tmp_path):
+    plan = plan_of(tmp_path, "regression")
+    _, records = replay_plan(plan, tmp_path / RUN)
+    stored = create_release(read_model(StoredRun(tmp_path / RUN, records)), tmp_path, "air")
+    last = closed_rounds(records)[-1]
+    released = stored.manifest.task
+    assert (released.kind, released.metrics, released.direction) == ("regression", ("rmse", "mae", "r2"), "min")
+    assert released.values == last.metrics
+    assert stored.manifest.source.accuracy is None
+    export_release(stored, tmp_path / "air")
+    files = read_folder(tmp_path / "air")
+    settings = InferenceSettings(port=0, socket="", memory_bytes=2 << 30)
+    model = open_model(files.manifest, files.parts, settings)
+    test = load(server_data(plan))
+    objective = find_objective(released)
+    assert measure(objective, model.run, test.inputs.numpy(), test.labels.numpy()) == pytest.approx(
+        last.metrics["rmse"], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"task": 'kind = "classification"'}, ("task.kind", "classification", "values")),
+        ({"task": 'kind = "segmentation"'}, ("task.kind", "segmentation", "values", "mask")),
+        (
+            {"task": 'kind = "regression"\ntarget = { value = 0.5 }', "evaluation": "every = 0"},
+            ("task.target.value", "evaluation.every"),
+        ),
+        ({"data": 'source = "npz"\npath = "regression.npz"\nlabels = "none"\nholdout = 0.1', "task": ""}, ("holdout",)),
+        ({"algorithm": 'name = "fedmatch"'}, ("task.kind", "fedmatch", "classification", "regression", "fedavg")),
+    ],
+)
+def test_a_task_that_does_not_fit_the_plan_is_refused_when_it_is_checked(tmp_path, sections, named):
+    with pytest.raises(ConfigError) as refused:
+        plan_of(tmp_path, "regression", **sections)
+    assert names_all(refused.value, *named)

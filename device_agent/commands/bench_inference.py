@@ -62,6 +62,8 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
         runtime_s: p50, p95 and p99 within ONNX Runtime alone.
         joules: Energy of the board per request; None if unknown.
         source: Source of the energy, or why it is unknown.
+        metrics: Metrics of the release's task, as measured where it was made; unset for a classification without a
+            table `[task]`.
     """
 
     model: str
@@ -78,6 +80,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
     runtime_s: tuple[float, float, float]
     joules: float | None
     source: str
+    metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +172,7 @@ async def measure(
         runtime_s=(figures.p50_s, figures.p95_s, figures.p99_s),
         joules=None if joules is None else joules / len(durations),
         source=source,
+        metrics=manifest.task.values if manifest.task else msgspec.UNSET,
     )
 
 
@@ -306,6 +310,7 @@ def _format_lines(result: InferenceBench) -> Sequence[str]:
         for some in (result.request_s, result.runtime_s)
     )
     joules = f"{result.joules:.4g} J by {result.source}" if result.joules is not None else f"unknown: {result.source}"
+    metrics = result.metrics.items() if result.metrics else ()
     load = f"batch {result.batch}, {result.clients} clients, {result.threads} threads"
     return (
         f"model {result.model}, {load}, {result.provider}",
@@ -315,4 +320,5 @@ def _format_lines(result: InferenceBench) -> Sequence[str]:
         f"a request:          {request}",
         f"ONNX Runtime alone: {runtime}",
         f"energy of a request, the whole board's: {joules}",
+        *[f"metrics of the release: {', '.join(f'{name} {value:.4g}' for name, value in metrics)}"] * bool(metrics),
     )

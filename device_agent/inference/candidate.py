@@ -40,6 +40,8 @@ class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         old_p95_s: The same of the committed version, measured in alternation.
         accuracy: Fraction correct on the device's held-out examples; None if there are none or they cannot be read.
         old_accuracy: The committed version's accuracy on the same examples.
+        metric: Metric by which another task than a classification is compared; empty for the accuracy.
+        value, old_value: This metric of the two versions.
         examples: Number of held-out examples.
         memory_bytes: Growth of the process while it loaded and ran the candidate.
     """
@@ -50,6 +52,9 @@ class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     old_p95_s: float = 0.0
     accuracy: float | None = None
     old_accuracy: float | None = None
+    metric: str = ""
+    value: float | None = None
+    old_value: float | None = None
     examples: int = 0
     memory_bytes: int = 0
 

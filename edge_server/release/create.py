@@ -120,6 +120,7 @@ def create_release(
         created=utc_stamp(),
         model=run_model.plan.model,
         source=run_model.source,
+        task=run_model.task,
         graph=content.graph,
         halves=halves,
         reduction=content.reduction,
@@ -161,8 +162,8 @@ def _export_float16(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes]
     data, names = parts[content.graph.part.sha256], content.graph.parameters
     graphs = [(data, {name: model.tree[name] for name in names}) for model in (run_model, rounded)]
     sizes = len(content.parameters.data), len(parameters.data)
-    reduction = measure_reduction("float16", graphs, load_server_examples(run_model), sizes)
-    require_accurate(reduction, max_drop, run_model.what)
+    reduction = measure_reduction("float16", graphs, load_server_examples(run_model), sizes, run_model.task)
+    require_accurate(reduction, max_drop, run_model.what, run_model.task)
     return content._replace(parameters=parameters, reduction=reduction)
 
 
@@ -175,8 +176,9 @@ def _export_int8(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes], m
     data = reference_weights(small.graph, parameters.ranges)
     trained = {name: run_model.tree[name] for name in original.graph.parameters}
     graphs = [(before[original.graph.part.sha256], trained), (data, small.tree)]
-    reduction = measure_reduction("int8", graphs, examples, (len(original.parameters.data), len(parameters.data)))
-    require_accurate(reduction, max_drop, run_model.what)
+    sizes = len(original.parameters.data), len(parameters.data)
+    reduction = measure_reduction("int8", graphs, examples, sizes, run_model.task)
+    require_accurate(reduction, max_drop, run_model.what, run_model.task)
     outputs = torch.from_numpy(run_graph(data, inputs, small.tree))
     part, traced = _add_part(data, parts), small.graph
     graph = ReleaseGraph(part=part, input=traced.input, output=traced.output, parameters=traced.parameters)

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import build_zeroed
 from shared.models.leaves import load_leaves
-from shared.protocol.inference.release import Kind, Reduction
+from shared.objectives.release_metric import drop_of, find_objective
+from shared.protocol.inference.release import Kind, Reduction, ReleaseTask
 from shared.runtime.clock import monotonic
 from shared.tensors.tree import Tree
 
@@ -179,23 +181,34 @@ def to_float16(run_model: RunModel) -> tuple[RunModel, Tree]:
 
 
 def measure_reduction(
-    kind: Kind, graphs: Sequence[tuple[bytes, Tree | None]], examples: ServerExamples, sizes: tuple[int, int]
+    kind: Kind,
+    graphs: Sequence[tuple[bytes, Tree | None]],
+    examples: ServerExamples,
+    sizes: tuple[int, int],
+    task: ReleaseTask | msgspec.UnsetType = msgspec.UNSET,
 ) -> Reduction:
-    """Measure accuracy, error, size and speed of a reduced network, with ONNX Runtime on one thread.
+    """Measure accuracy or other metric, error, size and speed of a reduced network, with ONNX Runtime on one thread.
 
     Args:
         graphs: Trained network and reduced one, each with the parameters to bind.
         sizes: Bytes of their parameter files, in the same order.
+        task: What the network was trained for.
     """
     before, after = (create_session(*graph) for graph in graphs)
     expected, reduced = (_run_batches(session, examples.inputs) for session in (before, after))
     labels = examples.labels.numpy()
-    accuracies = [float((outputs.argmax(1) == labels).mean()) for outputs in (expected, reduced)]
+    inputs = examples.inputs.numpy()
+    values = [_measure(task, outputs, inputs, labels) for outputs in (expected, reduced)]
+    metric = _metric_of(task)
+    is_accuracy = metric is msgspec.UNSET
     times = _time_sessions((before, after), examples.inputs[:1]) if kind == "int8" else (None, None)
     return Reduction(
         kind=kind,
-        accuracy_before=accuracies[0],
-        accuracy=accuracies[1],
+        accuracy_before=values[0] if is_accuracy else None,
+        accuracy=values[1] if is_accuracy else None,
+        metric=metric,
+        value_before=msgspec.UNSET if is_accuracy or values[0] is None else values[0],
+        value=msgspec.UNSET if is_accuracy or values[1] is None else values[1],
         examples=len(labels),
         calibrated_on=len(examples.calibration) if kind == "int8" else 0,
         error=relative_error(reduced, torch.from_numpy(expected)),
@@ -204,6 +217,22 @@ def measure_reduction(
         seconds_before=times[0],
         seconds_after=times[1],
     )
+
+
+def _metric_of(task: ReleaseTask | msgspec.UnsetType) -> str | msgspec.UnsetType:
+    """Return the name of the metric that is measured; unset for the accuracy, empty if there is none."""
+    if task is msgspec.UNSET:
+        return msgspec.UNSET
+    objective = find_objective(task)
+    return objective.metric if objective else ""
+
+
+def _measure(
+    task: ReleaseTask | msgspec.UnsetType, outputs: NDArray[np.float32], inputs: NDArray[Any], labels: NDArray[Any]
+) -> float | None:
+    """Return the compared metric of outputs; None if the examples do not define it, or it is the user's own."""
+    objective = find_objective(task)
+    return objective.values(objective.sums(outputs, labels, inputs)).get(objective.metric) if objective else None
 
 
 def _run_batches(session: InferenceSession, inputs: Tensor) -> NDArray[np.float32]:
@@ -222,20 +251,47 @@ def _time_sessions(sessions: tuple[InferenceSession, InferenceSession], example:
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def require_accurate(reduction: Reduction, max_drop: float, what: str) -> None:
-    """Reject a reduced network that loses too much accuracy.
+def require_accurate(
+    reduction: Reduction, max_drop: float, what: str, task: ReleaseTask | msgspec.UnsetType = msgspec.UNSET
+) -> None:
+    """Reject a reduced network that loses too much accuracy, or of another compared metric.
 
     Args:
-        max_drop: Largest accepted drop of accuracy, as a share of all examples.
+        max_drop: Largest accepted drop of accuracy, as a share of all examples; of an error in the targets' unit, as a
+            share of it.
         what: Description of the network for error messages.
+        task: What the network was trained for.
 
     Raises:
         ConfigError: The drop exceeds `max_drop`.
     """
+    if reduction.accuracy is None or reduction.accuracy_before is None:
+        _require_metric(reduction, max_drop, what, task)
+        return
     drop = reduction.accuracy_before - reduction.accuracy
     if drop > max_drop:
         raise ConfigError(
             f"{what}: as {reduction.kind} its accuracy on {reduction.examples} examples is {reduction.accuracy:.4f}, "
             f"{drop:.4f} less than {reduction.accuracy_before:.4f}; --max-drop is {max_drop:g}: raise it, or release "
             "the unreduced network"
+        )
+
+
+def _require_metric(reduction: Reduction, max_drop: float, what: str, task: ReleaseTask | msgspec.UnsetType) -> None:
+    """Reject a reduced network whose compared metric is too much worse.
+
+    Raises:
+        ConfigError: It is, or the metric cannot be measured.
+    """
+    objective = find_objective(task)
+    if objective is None or reduction.value is msgspec.UNSET or reduction.value_before is msgspec.UNSET:
+        raise ConfigError(
+            f"{what}: none of its metrics can be measured on the server's examples, so a reduced network cannot be "
+            "compared; release the unreduced network, or add a built-in metric to task.metrics"
+        )
+    if drop_of(objective, reduction.value, reduction.value_before) > max_drop:
+        raise ConfigError(
+            f"{what}: as {reduction.kind} its {objective.metric} on {reduction.examples} examples is "
+            f"{reduction.value:.4g}, and {reduction.value_before:.4g} before; --max-drop is {max_drop:g}: raise it, or "
+            "release the unreduced network"
         )

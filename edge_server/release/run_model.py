@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from edge_server.journal import checkpoints
+from edge_server.journal.compared import best_round, compared_metric, devices_value, measured_rounds, server_value
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, StoredRun, best_path
 from edge_server.plan.data import test_data
@@ -26,7 +29,8 @@ from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.leaves import load_leaves
-from shared.protocol.inference.release import Preprocessing, ReleaseSource
+from shared.objectives.base import build_objective
+from shared.protocol.inference.release import Preprocessing, ReleaseSource, ReleaseTask
 from shared.protocol.inputs import Inputs
 from shared.registry import FAULTS, build
 from shared.tensors import file
@@ -50,6 +54,7 @@ class RunModel:
         example: Shape of one input, without the batch.
         classes: Class names; empty if classes are numbered only.
         source: Run and round of the model, and its accuracy.
+        task: What it was trained for; unset for a classification without a table `[task]`.
     """
 
     plan: Plan
@@ -59,6 +64,7 @@ class RunModel:
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     source: ReleaseSource
+    task: ReleaseTask | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def what(self) -> str:
@@ -92,7 +98,8 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
     classes = _find_class_names(plan, examples, run.records)
     source = _describe_source(run, build(ALGORITHMS, plan.algorithm, "algorithm"), number)
     prepared = _describe_preprocessing(inputs, shape)
-    return RunModel(plan, model, model.tree(), shape, classes, prepared, source)
+    task = _describe_task(run, number)
+    return RunModel(plan, model, model.tree(), shape, classes, prepared, source, task)
 
 
 def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]:
@@ -123,18 +130,16 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
 
 
 def _default_round(run: StoredRun, plan: Plan) -> int:
-    """Return the most accurate stored round if the plan keeps the best model, or else the last one."""
+    """Return the best stored round if the plan keeps the best model, or else the last one."""
     rounds = stored_rounds(run)
     if not rounds:
         raise ConfigError(
             f"run {run.folder.name} stores no model: none of its rounds was aggregated, or the run was imported; "
             "choose another run"
         )
-    closed = [record for record in closed_rounds(run.records) if record.round in rounds]
-    measured = [(record.accuracy, record.round) for record in closed if record.accuracy is not None]
-    if plan.evaluation.keep == "best" and measured:
-        return max(measured)[1]
-    return rounds[-1]
+    measured = [entry for entry in measured_rounds(run.records) if entry[1] in rounds]
+    best = best_round(measured, compared_metric(run.records)) if plan.evaluation.keep == "best" else None
+    return best[1] if best else rounds[-1]
 
 
 def stored_rounds(run: StoredRun) -> list[int]:
@@ -217,26 +222,51 @@ def _describe_source(run: StoredRun, algorithm: Algorithm, number: int) -> Relea
     assert run.opened
     plan, personal = run.opened.plan, algorithm.personal is not None
     closed = {record.round: record for record in closed_rounds(run.records)}[number]
-    accuracy, where = _find_accuracy(closed, drop_void(run.records))
+    metric = compared_metric(run.records)
+    value, where = _find_value(closed, drop_void(run.records), metric)
     return ReleaseSource(
         run=run.opened.run,
         round=number,
         plan=plan.name,
         algorithm=plan.algorithm,
         personal=personal,
-        accuracy=accuracy,
+        accuracy=value if metric == ACCURACY else closed.accuracy,
         measured_on=where,
         plugins=run.opened.plugins,
     )
 
 
-def _find_accuracy(closed: RoundClosed, records: Iterable[AnyRecord]) -> tuple[float | None, str]:
-    """Return a round's accuracy and where it was measured: `server`, `devices` or empty."""
-    if closed.accuracy is not None:
-        return closed.accuracy, "server"
-    on_devices = [record for record in records if isinstance(record, Evaluated) and record.round == closed.round]
-    accuracies = [record.accuracy for record in on_devices if not record.personal and record.accuracy is not None]
-    return (accuracies[-1], "devices") if accuracies else (None, "")
+def _find_value(closed: RoundClosed, records: Iterable[AnyRecord], metric: ComparedMetric) -> tuple[float | None, str]:
+    """Return a round's accuracy, or other compared metric, and where it was measured: `server`, `devices` or empty."""
+    if (value := server_value(closed, metric)) is not None:
+        return value, "server"
+    values = [devices_value(record, metric) for record in _evaluations(closed, records)]
+    known_values = [value for value in values if value is not None]
+    return (known_values[-1], "devices") if known_values else (None, "")
+
+
+def _evaluations(closed: RoundClosed, records: Iterable[AnyRecord]) -> list[Evaluated]:
+    """Return the devices' evaluations of a round's model."""
+    evaluations = [record for record in records if isinstance(record, Evaluated) and record.round == closed.round]
+    return [record for record in evaluations if not record.personal]
+
+
+def _describe_task(run: StoredRun, number: int) -> ReleaseTask | msgspec.UnsetType:
+    """Return what a run trains for, with the metrics of a round; unset for a classification without `[task]`."""
+    assert run.opened
+    if run.opened.plan.task_objective is None:
+        return msgspec.UNSET
+    objective = build_objective(run.opened.plan.objective)
+    closed = {record.round: record for record in closed_rounds(run.records)}[number]
+    values = closed.metrics or next((entry.metrics for entry in _evaluations(closed, drop_void(run.records))), {})
+    others = (name for name in objective.metrics if name != objective.metric)
+    return ReleaseTask(
+        kind=objective.kind,
+        metrics=(objective.metric, *others),
+        direction=objective.direction,
+        options=objective.spec.loss_options,
+        values=dict(values or {}),
+    )
 
 
 def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[Tensor, Tensor]:

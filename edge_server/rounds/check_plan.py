@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -24,32 +24,17 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
-from shared.data.spec import NONE, TargetKind, require_source
+from shared.data.spec import require_source
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import build_blank, require_fixed_constants
 from shared.objectives.training import build_training_objective
-from shared.protocol.objective import Kind
 from shared.registry import build
 from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)
 
-TARGET_KINDS: Mapping[Kind, TargetKind] = {
-    "classification": "class",
-    "multilabel": "values",
-    "regression": "values",
-    "forecast": "values",
-    "segmentation": "mask",
-    "anomaly": "class",
-}
-"""Type of the targets that each kind of task needs."""
-TARGET_TEXTS: Mapping[TargetKind, str] = {
-    "class": "a class of each example",
-    "values": "numbers",
-    "mask": "a class of each pixel",
-}
 MOST_NAMED = 8
 """Most leaves named in an error message."""
 
@@ -144,14 +129,8 @@ def _check_choices(plan: Plan, path: Path) -> None:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     _check_objective(plan, algorithm, path)
-    _check_targets(plan, path)
-    if (algorithm.server is None) != (not plan.server_data):
-        problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
-        raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
-    if plan.data and plan.data.labels and algorithm.reads_labels and plan.objective.kind != "anomaly":
-        raise ConfigError(
-            f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
-        )
+    _check_target_value(plan, path)
+    _check_labels(plan, algorithm, path)
     if beside := [name for name in model.tree() if BESIDE in name]:
         raise ConfigError(
             f"{path}: model: the name {beside[0]!r} contains {BESIDE!r}, which marks what a method stores beside the "
@@ -169,6 +148,23 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def _check_labels(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse data without the labels that the algorithm trains on; a reconstruction needs none."""
+    if (algorithm.server is None) != (not plan.server_data):
+        problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
+        raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
+    if not plan.data or not plan.data.labels or plan.objective.kind == "anomaly":
+        return
+    if plan.data.holdout or plan.data.validation:
+        raise ConfigError(
+            f'{path}: data: examples with labels = "none" cannot be evaluated: set holdout and validation to 0'
+        )
+    if algorithm.reads_labels:
+        raise ConfigError(
+            f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
 
 
@@ -242,16 +238,9 @@ def _check_schedule(plan: Plan, path: Path) -> None:
             )
 
 
-def _check_targets(plan: Plan, path: Path) -> None:
-    """Refuse data whose targets are of another type than the kind of task needs, and a target value never measured."""
-    kind, task = plan.objective.kind, plan.task
-    for name, data in (("data", plan.data), ("server_data", plan.server_data)):
-        if data and data.source != NONE and kind != "custom" and data.target_kind != TARGET_KINDS[kind]:
-            raise ConfigError(
-                f"{path}: task.kind: {kind!r} needs {TARGET_TEXTS[TARGET_KINDS[kind]]} as targets, and the targets of "
-                f"[{name}] are {TARGET_TEXTS[data.target_kind]}; correct task.kind, or {name}.target_columns, "
-                f"{name}.targets or {name}.masks"
-            )
+def _check_target_value(plan: Plan, path: Path) -> None:
+    """Refuse a target value that is never measured."""
+    task = plan.task
     if task is msgspec.UNSET or task.target.value is msgspec.UNSET:
         return
     if plan.sites:

@@ -396,7 +396,5 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _require_labels(self) -> None:
         """Refuse keys that need labels where none is read."""
-        if self.labels and (self.holdout or self.validation):
-            raise ValueError('examples with labels = "none" cannot be evaluated: set holdout and validation to 0')
         if self.labels and self.drawn:
             raise ValueError('drawn takes examples by their class, and labels = "none" has none: take out one')

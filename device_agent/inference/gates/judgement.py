@@ -6,8 +6,8 @@ memory     all of this within the serving process's memory limit, beside the act
 signature  input and output as in the active version, so that applications need no change
 probes     outputs for the release's synthetic inputs match those that PyTorch computed
 latency    95th percentile within the limit, measured in alternation with the active version
-accuracy   at most `max_drop` below the active version on the device's held-out examples; where the device's own
-           parameters replace a release's, these are compared
+accuracy   at most `max_drop` below the active version on the device's held-out examples, or the same of the metric by
+           which another task is compared; where the device's own parameters replace a release's, these are compared
 
 For a split network the gates run the lower half, as it will be served, against the probes' features. Its accuracy is
 measured only if the whole network is loaded too.
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -37,7 +38,15 @@ from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_held_out, standardise
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, ServingRefused
-from shared.protocol.inference.release import ReleaseManifest, describe_class_fault, write_manifest
+from shared.objectives.base import Objective
+from shared.objectives.release_metric import drop_of, find_objective, measure
+from shared.protocol.inference.release import (
+    ReleaseManifest,
+    ReleaseTask,
+    describe_class_fault,
+    read_manifest,
+    write_manifest,
+)
 from shared.protocol.update import REASON_CHARS
 from shared.runtime.memory import MIB
 
@@ -88,8 +97,9 @@ def run_gates(job: GateJob, report: Callable[[Entering], None], lift_limit: Call
 
 def compare_own_model(job: OwnJob) -> GateVerdict:
     """Compare the accuracy of the device's own parameters with the release's on held-out examples."""
-    examples = _load_held_out(job.data)
-    if examples is None:
+    task = read_manifest(job.manifest, "manifest").task
+    objective, examples = find_objective(task), _load_held_out(job.data, task)
+    if examples is None or objective is None:
         return GateVerdict()
     parts = {name: Path(path) for name, path in job.parts.items()}
     try:
@@ -97,11 +107,11 @@ def compare_own_model(job: OwnJob) -> GateVerdict:
         device_model = open_model(job.manifest, parts, job.settings, own_path=Path(job.own))
         if not device_model.own_model:
             return GateVerdict()  # another network's or damaged: the serving process logs it
-        own_accuracy, accuracy = (measure_accuracy(model, examples, job.data) for model in (device_model, release))
+        own, value = (measure_metric(objective, model, examples, job.data) for model in (device_model, release))
     except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime's C++ code have no common class
         return GateVerdict(reason=str(error).partition("\n")[0], lasting=False)
-    reason = judge_accuracy(own_accuracy, accuracy, len(examples), job.max_drop, "the release's parameters")
-    return GateVerdict(reason=reason, accuracy=own_accuracy, old_accuracy=accuracy, examples=len(examples))
+    reason = judge_metric(objective, own, value, len(examples), job.max_drop, "the release's parameters")
+    return GateVerdict(reason=reason, **_figures(objective, own, value, len(examples)))
 
 
 def _pass_gates(
@@ -286,19 +296,55 @@ def _time_alternately(models: list[OpenModel], example: NDArray[Any]) -> tuple[f
 
 
 def _measure_accuracy(figures: dict[str, Any], job: GateJob, store: BoardStore) -> str:
-    """Measure both accuracies if there are examples; return why the candidate's is too low, or ""."""
-    examples = _load_held_out(job.data) if job.data else None
-    if examples is None or job.data is None:
+    """Measure both accuracies, or other metrics, if there are examples; return why the candidate is worse, or ""."""
+    task = store.manifest(job.name, job.candidate).task
+    objective, examples = find_objective(task), _load_held_out(job.data, task) if job.data else None
+    if examples is None or job.data is None or objective is None:
         return ""
     new = _open_answering(store, job, job.candidate)
     old = _open_answering(store, job, job.committed) if job.committed else None
     if new is None:
         return ""
     with _explain_runtime(job):
-        accuracy = measure_accuracy(new, examples, job.data)
-        old_accuracy = measure_accuracy(old, examples, job.data) if old else None
-    figures |= {"accuracy": accuracy, "old_accuracy": old_accuracy, "examples": len(examples)}
-    return judge_accuracy(accuracy, old_accuracy, len(examples), job.terms.max_drop)
+        value = measure_metric(objective, new, examples, job.data)
+        old_value = measure_metric(objective, old, examples, job.data) if old else None
+    figures |= _figures(objective, value, old_value, len(examples))
+    return judge_metric(objective, value, old_value, len(examples), job.terms.max_drop)
+
+
+def _figures(objective: Objective, value: float | None, old_value: float | None, examples: int) -> dict[str, Any]:
+    """Return the fields of a verdict about the compared metric."""
+    if objective.metric == "accuracy":
+        return {"accuracy": value, "old_accuracy": old_value, "examples": examples}
+    return {"metric": objective.metric, "value": value, "old_value": old_value, "examples": examples}
+
+
+def judge_metric(
+    objective: Objective,
+    value: float | None,
+    reference: float | None,
+    examples: int,
+    max_drop: float,
+    reference_name: str = "active version",
+) -> str:
+    """Describe a loss of accuracy, or of another metric, beyond the limit; empty if there is none.
+
+    Args:
+        value: Of the candidate; None if the examples do not define it.
+        reference: Of the active version; None if there is none.
+        max_drop: Allowed drop; of an error in the targets' unit, as a share of it.
+        reference_name: Subject of `reference` in the message.
+    """
+    if value is None:
+        return ""
+    if objective.metric == "accuracy":
+        return judge_accuracy(value, reference, examples, max_drop, reference_name)
+    if reference is None or drop_of(objective, value, reference) <= max_drop:
+        return ""
+    return (
+        f"accuracy: {objective.metric} {value:.4g} on {examples} local held-out examples; "
+        f"{reference_name} {reference:.4g}, allowed drop {max_drop:g}"
+    )
 
 
 def judge_accuracy(
@@ -322,24 +368,21 @@ def judge_accuracy(
     )
 
 
-def measure_accuracy(model: OpenModel, examples: Arrays, data: Data) -> float:
-    """Return the fraction of examples whose largest output is their label.
+def measure_metric(objective: Objective, model: OpenModel, examples: Arrays, data: Data) -> float | None:
+    """Return the compared metric of a model on examples; None if they do not define it.
 
     Args:
         data: Source of the examples; the release's mean and deviation apply where it sets none.
     """
-    correct, prepared = 0, model.manifest.preprocessing
+    prepared = model.manifest.preprocessing
     mean, std = ((), ()) if data.mean or data.std else (prepared.mean or (), prepared.std or ())
-    for start in range(0, len(examples), BATCH):
-        inputs = examples.inputs[start : start + BATCH]
-        outputs = model.run(standardise(inputs.copy(), mean, std) if mean or std else inputs)
-        correct += int((outputs.argmax(1) == examples.labels[start : start + BATCH]).sum())
-    return correct / len(examples)
+    inputs = standardise(examples.inputs.copy(), mean, std) if mean or std else examples.inputs
+    return measure(objective, model.run, inputs, examples.labels)
 
 
-def _load_held_out(data: Data) -> Arrays | None:
-    """Return the examples that the device's trainer holds out; None if there are none."""
-    if not data.holdout or not data.has_classes:
+def _load_held_out(data: Data, task: ReleaseTask | msgspec.UnsetType = msgspec.UNSET) -> Arrays | None:
+    """Return the examples that the device's trainer holds out; None if there are none, or they lack targets."""
+    if not data.holdout or not (data.has_classes if task is msgspec.UNSET else data.is_labelled):
         return None
     try:
         examples = read_held_out(data)

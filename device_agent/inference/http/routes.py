@@ -91,6 +91,8 @@ class Routes:
             "accuracy": manifest.source.accuracy,
             "provider": model.provider,
         }
+        if manifest.task is not msgspec.UNSET:
+            about |= {"task": manifest.task.kind, "metrics": manifest.task.values}
         return msgspec.json.encode(
             {
                 "name": manifest.name,

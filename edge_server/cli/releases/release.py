@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from edge_server.cli import folders
 from shared import registry
@@ -29,7 +29,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel
     from edge_server.release.store import StoredRelease
-    from shared.protocol.inference.release import Preprocessing, Reduction, ReleaseManifest
+    from shared.protocol.inference.release import Preprocessing, Reduction, ReleaseManifest, ReleaseTask
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +104,16 @@ def _read(options: argparse.Namespace) -> RunModel:
 
 
 def _accuracy(model: RunModel) -> str:
-    accuracy = model.source.accuracy
-    return "" if accuracy is None else f", accuracy {accuracy:.4f}"
+    figure = _compared(model.source.accuracy, model.task)
+    return "" if figure == "-" else f", {'' if model.task else 'accuracy '}{figure}"
+
+
+def _compared(accuracy: float | None, task: ReleaseTask | UnsetType) -> str:
+    """Return the compared metric of a release: an accuracy without its name, others with it."""
+    if not task:
+        return _figure(accuracy)
+    name = task.metrics[0]
+    return f"{name} {task.values[name]:.4g}" if name in task.values else "-"
 
 
 def release_arguments(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +254,7 @@ def _list_releases(options: argparse.Namespace) -> None:
     rows = [
         (
             *(manifest.reference, manifest.source.run, str(manifest.source.round), manifest.model.name),
-            *(_figure(manifest.source.accuracy), _bytes(manifest.parameters.size), manifest.created),
+            *(_compared(manifest.source.accuracy, manifest.task), _bytes(manifest.parameters.size), manifest.created),
         )
         for manifest in manifests
     ]
@@ -273,6 +281,7 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
         "created": manifest.created,
         "run": f"{source.run}, round {source.round}, {source.algorithm.name}" + ", personal" * source.personal,
         "accuracy": f"{_figure(source.accuracy)} on {source.measured_on}" if source.measured_on else "-",
+        **_task_rows(manifest),
         "model": " ".join([manifest.model.name, *(f"{key}={value}" for key, value in manifest.model.options.items())]),
         "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
         "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
@@ -288,11 +297,23 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
     write_text(sys.stdout, TextTable((TextColumn(""), TextColumn("", least=24)), list(rows.items())))
 
 
+def _task_rows(manifest: ReleaseManifest) -> dict[str, str]:
+    """Return the kind and metrics of a release of another task than a classification."""
+    if not manifest.task:
+        return {}
+    task, where = manifest.task, manifest.source.measured_on
+    values = ", ".join(f"{name} {value:.4g}" for name, value in task.values.items())
+    return {"task": task.kind, "metrics": f"{values} on {where}" if values and where else ", ".join(task.metrics)}
+
+
 def _format_reduction(reduction: Reduction) -> str:
     """Describe how a release was reduced, and the effects."""
     timings = (reduction.seconds_before, reduction.seconds_after)
     times = [] if None in timings else [" for ".join(f"{1e3 * s:.3g} ms" for s in reversed(timings) if s)]
-    accuracy = f"accuracy {reduction.accuracy:.4f} for {reduction.accuracy_before:.4f} on {reduction.examples} examples"
+    name, figures = "accuracy", (reduction.accuracy, reduction.accuracy_before)
+    if reduction.metric and reduction.value is not UNSET and reduction.value_before is not UNSET:
+        name, figures = reduction.metric, (reduction.value, reduction.value_before)
+    accuracy = f"{name} {' for '.join(map(_figure, figures))} on {reduction.examples} examples"
     sizes = f"parameters {_bytes(reduction.bytes_after)} for {_bytes(reduction.bytes_before)}"
     return ", ".join([reduction.kind, accuracy, sizes, *times])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,8 @@ from shared.errors import ConfigError, CorruptFile
 from shared.protocol.bounded import Count, Line, Number, ReleaseName, Sha256, Size, Version
 from shared.protocol.inputs import BYTE_SCALE
 from shared.protocol.messages import PluginVersion, Spec
+from shared.protocol.objective import MOST_METRICS
+from shared.protocol.objective import Kind as TaskKind
 
 FORMAT = 1
 """Increased when an older reader would misread a manifest."""
@@ -147,14 +149,34 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
+class ReleaseTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a network was trained for, other than a classification by its accuracy.
+
+    Attributes:
+        kind: Of the task.
+        metrics: Names of its metrics; by the first, models are compared.
+        direction: Whether larger or smaller values of that are better.
+        options: Options of the loss, which the metric shares: `q` of `quantile`.
+        values: The metrics of this model where `ReleaseSource.measured_on` says.
+    """
+
+    kind: TaskKind
+    metrics: Annotated[tuple[Line, ...], msgspec.Meta(min_length=1, max_length=MOST_METRICS + 1)]
+    direction: Literal["max", "min"]
+    options: dict[Line, bool | int | float | Line] = {}
+    values: dict[Line, float] = {}
+
+
 class Reduction(msgspec.Struct, frozen=True, kw_only=True):
     """Reduction of a release's size, with its effects measured on the server that made it.
 
     Attributes:
         kind: `int8`: weights and activations quantized to 8 bits. `float16`: the parameters' file holds 16-bit floats,
             which a board expands to the graph's 32 before it binds them.
-        accuracy_before: Accuracy of the trained network on the server's examples.
+        accuracy_before: Accuracy of the trained network on the server's examples; None for other tasks.
         accuracy: Accuracy of the reduced network on the same examples.
+        metric: Metric of another task than a classification by its accuracy; unset for that.
+        value_before, value: This metric of the two networks.
         examples: Number of these examples.
         calibrated_on: Number of other examples that calibrated the ranges of activations; 0 where none is needed.
         error: Largest difference of an output between the two on these examples, as a share of the largest output.
@@ -163,8 +185,8 @@ class Reduction(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: Kind
-    accuracy_before: float
-    accuracy: float
+    accuracy_before: float | None
+    accuracy: float | None
     examples: int
     calibrated_on: int
     error: float
@@ -172,6 +194,9 @@ class Reduction(msgspec.Struct, frozen=True, kw_only=True):
     bytes_after: int
     seconds_before: float | None = None
     seconds_after: float | None = None
+    metric: Line | msgspec.UnsetType = msgspec.UNSET
+    value_before: float | msgspec.UnsetType = msgspec.UNSET
+    value: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +208,7 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         created: Calendar time, for people.
         model: The network and its options.
         source: Origin of the model.
+        task: What it was trained for; unset for a classification without a table `[task]`.
         halves: The network in two halves, if requested.
         reduction: Size reduction; None for the network as trained.
         parameters: The file of parameters, shared by the graphs and halves.
@@ -212,6 +238,7 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
     versions: dict[Line, Line] = {}
     format: Number = FORMAT
+    task: ReleaseTask | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def reference(self) -> str:

@@ -109,7 +109,7 @@ def test_a_labelled_source_can_be_read_without_and_holds_back_what_it_did():
     assert not bare.reads_labels
 
 
-@pytest.mark.parametrize("text", ["holdout = 0.1", "validation = 0.1", "drawn = { per_class = 2 }"])
+@pytest.mark.parametrize("text", ["drawn = { per_class = 2 }"])
 def test_what_needs_labels_is_refused_without_them(text):
     with pytest.raises(msgspec.ValidationError, match="labels"):
         msgspec.toml.decode(f"source = 'digits'\nlabels = 'none'\n{text}", type=Data)
