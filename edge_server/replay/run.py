@@ -382,6 +382,8 @@ def _prepare(
     (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
     workload.cache.count(device_data(plan, fleet, 0))  # load the data before forking, so that processes share it
     together = _devices_per_pass(plan, fleet, workload)
+    if plan.replay.together and plan.task_objective:
+        notes.append("replay.together is ignored: devices with a [task] are trained one by one")
     if together > 1:
         notes.append(f"up to {together} devices train in one pass; models differ from a live run's by float rounding")
     with (

@@ -24,7 +24,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
-from shared.data.spec import require_source
+from shared.data.spec import NONE, require_source
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model

@@ -28,6 +28,7 @@ HEADINGS = {
     "": "Top of the file",
     "device": "[[device]]",
     "server_data": "[data]",
+    "target": "[task.target]",
     "drawn": "[data.drawn]",
     "model": "[algorithm]",
     "codec": "[algorithm]",
