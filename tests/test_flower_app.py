@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess  # noqa: TID251 - the commands as a user types them
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from edge_server.__main__ import build_parser
+from edge_server.cli.commands import EXIT_INTERRUPTED
 from edge_server.cli.flower_app import prepare, read_app
 from edge_server.journal import checkpoints
 from edge_server.journal.records import Evaluated, UpdateAccepted, closed_rounds
@@ -23,6 +25,7 @@ from tests import flower_environment
 from tests.flower_environment import APP, ROOT
 
 LIMIT_S = 300.0
+ROUNDS = 8
 CLIENT, MODEL = "quickstart.client_app:app", "quickstart.task:Net"
 
 
@@ -117,20 +120,33 @@ def python():
         pytest.skip(f"Flower cannot be installed here: {error}")
 
 
-def run(python: Path, folder: Path, *words: object, fails: bool = False) -> str:
-    """Run a command in Flower's environment; return what it printed."""
+def start(python: Path, folder: Path, *words: object) -> subprocess.Popen[str]:
+    """Start a command in Flower's environment."""
     environment = {**flower_environment.environment(APP), registry.VARIABLE: f"{CLIENT} {MODEL}"}
-    done = subprocess.run(  # noqa: S603 - our own programs
+    return subprocess.Popen(  # noqa: S603 - our own programs
         [str(python), *map(str, words)],
         cwd=folder,
         env={**environment, "FIELDFLEET_DATA": os.fspath(folder)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
-    assert bool(done.returncode) == fails, done.stdout + done.stderr
-    return done.stdout + done.stderr
+
+
+def run(python: Path, folder: Path, *words: object) -> str:
+    """Run a command in Flower's environment to its end; return what it printed."""
+    with start(python, folder, *words) as process:
+        try:
+            printed, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, printed
+    return printed
+
+
+def parameters_after(run_folder: Path, number: int) -> dict[str, torch.Tensor]:
+    """Return the model of a run's checkpoint."""
+    return checkpoints.load(run_folder / "checkpoints", number).tree
 
 
 @pytest.mark.slow
@@ -151,9 +167,7 @@ def test_the_quickstart_live_replayed_and_in_a_loop(python, tmp_path):
     run(python, tmp_path, *server, "flower-app", APP, "--replay")
     run(python, tmp_path, APP / "local_loop.py", "loop.npz")
     [replayed] = [folder for folder in (tmp_path / "runs").iterdir() if "replay" in folder.name]
-    live, again = (
-        checkpoints.load(folder / "checkpoints", 3).tree for folder in (tmp_path / "runs" / "live", replayed)
-    )
+    live, again = (parameters_after(folder, 3) for folder in (tmp_path / "runs" / "live", replayed))
     assert list(live) == list(again)
     assert all(torch.equal(leaf, again[name]) for name, leaf in live.items())
     loop = np.load(tmp_path / "loop.npz")
@@ -178,3 +192,25 @@ def test_the_quickstart_live_replayed_and_in_a_loop(python, tmp_path):
 
     session = onnxruntime.InferenceSession(next((tmp_path / "served").rglob("*.onnx")))
     assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_an_interrupted_run_goes_on_with_the_same_bits(python, tmp_path):
+    """After Ctrl-C within the third round or later, the same command ends as a replay without an interruption."""
+    words = ("-m", "edge_server", "flower-app", APP, "--set", f"num-server-rounds={ROUNDS}", "--set", "local-epochs=6")
+    with start(python, tmp_path, *words, "--run", "cut") as process:
+        try:
+            assert process.stdout
+            assert any(f"round 2/{ROUNDS}  accuracy" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == EXIT_INTERRUPTED
+    assert 2 <= len(closed_rounds(read_records(tmp_path / "runs" / "cut"))) < ROUNDS
+    run(python, tmp_path, *words, "--run", "cut")
+    run(python, tmp_path, *words, "--replay")
+    [replayed] = [folder for folder in (tmp_path / "runs").iterdir() if "replay" in folder.name]
+    cut, whole = (parameters_after(folder, ROUNDS) for folder in (tmp_path / "runs" / "cut", replayed))
+    assert all(torch.equal(leaf, whole[name]) for name, leaf in cut.items())
