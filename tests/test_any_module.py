@@ -264,7 +264,7 @@ def test_a_method_that_cannot_train_a_module_says_why_and_names_others(tmp_path,
 def test_every_method_trains_a_module_with_control_flow_or_refuses_it_before_the_run(tmp_path):
     refused, trained = set(), set()
     for name, builder in ALGORITHMS.items():
-        if builder().server is not None:
+        if builder().server is not None or name == "flower":  # which trains by the user's own app
             continue
         folder = tmp_path / name
         folder.mkdir()
