@@ -32,7 +32,7 @@ def pages() -> list[Path]:
 def words_of(command: str) -> list[str]:
     """Return the words of a printed command: without its comment, what may be left out, and what follows it."""
     plain = re.sub(r"\s#.*$", "", command)
-    plain = re.split(r"\s(?:&&|\||>|;)\s", plain)[0].rstrip(";")
+    plain = re.split(r"\s(?:&&|\||>|;)\s", plain)[0].rstrip(";&")
     while plain != (shorter := re.sub(r"\s*\[[^\[\]]*\]", "", plain)):
         plain = shorter
     words = [word.split("|")[0] for word in shlex.split(plain) if word not in ("…", "...", "\\")]

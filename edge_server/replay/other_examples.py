@@ -19,9 +19,11 @@ from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.plan import Plan
 from edge_server.replay.trace.trace import Trace
+from shared.data.sources.read import SOURCES
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import build_initial
+from shared.registry import find
 
 # Partition kinds under which every device has examples of its own.
 UNSHARED_KINDS = ("none", "client")
@@ -38,8 +40,9 @@ def parse_data(text: str) -> Data:
     """
     source, _, path = text.partition("=")
     try:
+        find(SOURCES, source, "source")
         return msgspec.convert({"source": source, "path": str(Path(path).resolve()) if path else ""}, Data)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"--data {text}: {error}; give SOURCE=PATH, such as npz=examples.npz, or digits") from error
 
 
