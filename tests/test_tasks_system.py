@@ -25,7 +25,14 @@ from edge_server.plan.plan import Plan
 from edge_server.release.create import create_release
 from edge_server.release.run_model import read_model
 from edge_server.release.store import export_release
+from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import replay_plan
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.import_run import to_records
+from edge_server.report.csv_export import render_csv
+from edge_server.report.page import render_page
+from edge_server.report.summarise import digest_run
+from edge_server.report.targets import best_value, default_targets, round_reaching
 from shared import registry
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
@@ -36,6 +43,7 @@ from shared.objectives.release_metric import find_objective, measure
 from shared.objectives.training import build_training_objective
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import RUN
+from tests.edge_server.processes import called
 from tests.edge_server.textbook import make_plan, require_equal
 from tests.naming import names_all
 from tests.task_files import TASKS, write_code, write_data
@@ -264,3 +272,45 @@ def test_a_task_that_does_not_fit_the_plan_is_refused_when_it_is_checked(tmp_pat
     with pytest.raises(ConfigError) as refused:
         plan_of(tmp_path, "regression", **sections)
     assert names_all(refused.value, *named)
+
+
+def test_reports_traces_and_lists_go_by_the_metric(tmp_path, capsys):
+    plan = plan_of(tmp_path, "regression")
+    _, records = replay_plan(plan, tmp_path / RUN)
+    last = closed_rounds(records)[-1]
+    digest = digest_run(records)
+    assert [round_.compared() for round_ in digest.rounds] == [value for value, _ in measured_rounds(records)]
+    assert best_value(digest) == min(measured_rounds(records))[0]
+    [target, *worse] = default_targets([digest])
+    assert target >= best_value(digest)
+    assert worse == sorted(worse)
+    assert round_reaching(digest, target).round == min(measured_rounds(records))[1]
+    lines = render_csv([digest]).splitlines()
+    assert any(line.startswith(f"run,3,,rmse,{last.metrics['rmse']}") for line in lines)
+    assert not any(",accuracy," in line for line in lines)
+    page = render_page([digest, digest])
+    assert "best rmse" in page
+    again = to_records(trace_of(records))
+    assert figures(again) == figures(records)
+    assert digest_run(again).rounds == digest.rounds
+    gap = compare_runs(records, again)
+    assert (gap.spread("rmse").count, gap.spread("rmse").exact, gap.spread("accuracy")) == (3, 3, None)
+    called("show", tmp_path / RUN)
+    called("runs", "--data-dir", tmp_path)
+    shown = capsys.readouterr().out
+    assert names_all(shown, "rmse", f"{last.metrics['rmse']:.4g}")
+    assert "accuracy" not in shown
+
+
+def test_boards_without_torch_evaluate_a_regression(tmp_path):
+    evaluation = "every = 1\ndevices_every = 1"
+    plan = plan_of(tmp_path, "regression", evaluation=f'{evaluation}\nruntime = "onnx"')
+    _, records = Site(Network(), plan, tmp_path).play()
+    plan = plan_of(tmp_path, "regression", evaluation=evaluation)
+    _, others = replay_plan(plan, tmp_path / "torch" / RUN)
+    by_graph, by_torch = (
+        [record.metrics for record in those if isinstance(record, Evaluated)] for those in (records, others)
+    )
+    assert len(by_graph) == 3
+    for one, other in zip(by_graph, by_torch, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
