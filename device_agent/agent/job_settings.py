@@ -29,13 +29,14 @@ class JobSettings:
     measuring: MeasurementSettings | None = None
     keeps_own: bool = False
 
-    def make_job(self, task: Task, params: Path, graph: Path | None, cost: Cost) -> Job:
+    def make_job(self, task: Task, params: Path, graph: Path | None, cost: Cost, base: Path | None = None) -> Job:
         """Return the job of a task without its draft.
 
         Args:
             params: Fetched parameters.
             graph: Fetched evaluation graph, if the task has one.
             cost: Cost of the downloads.
+            base: Stored frozen leaves, if the task has some.
         """
         return Job(
             task=task,
@@ -47,5 +48,6 @@ class JobSettings:
             cost=cost,
             measuring=self.measuring,
             graph=str(graph or ""),
+            base=str(base or ""),
             keeps_own=self.keeps_own,
         )

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from device_agent.agent.job_settings import JobSettings
-from device_agent.exchange.download import Download
+from device_agent.exchange.download import BASES, GRAPHS, Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
 from device_agent.exchange.split_session import SplitSessions
@@ -204,7 +204,7 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        for transfer in filter(None, (task.params, task.assignment.graph)):
+        for transfer in filter(None, (task.params, task.assignment.graph, task.base)):
             frames.check_transfer(
                 transfer, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent"
             )
@@ -212,13 +212,14 @@ class Agent:
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None
         with explain_disk_errors(self.download.folder), self._mark_busy(full_rate=True):
-            graph, also = await self.download.fetch_graph(task.assignment.graph) if task.assignment.graph else (None, 0)
+            graph, also = await self.download.fetch_stored(task.assignment.graph, GRAPHS)
+            base, base_bytes = await self.download.fetch_stored(task.base, BASES)
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")
-        cost = Cost(download_s=fetched - started, bytes_down=received + also, idle_w=idle_w)
+        cost = Cost(download_s=fetched - started, bytes_down=received + also + base_bytes, idle_w=idle_w)
         cost = self.reporter.add_energy(cost, "download_joules", started, fetched)
-        job = self.settings.make_job(task, params, graph, cost)
+        job = self.settings.make_job(task, params, graph, cost, base)
         self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
 

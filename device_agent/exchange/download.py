@@ -26,8 +26,8 @@ from shared.transport.base import Delivery, Inbox, Transport
 
 log = logging.getLogger(__name__)
 
-GRAPHS = "graphs"
-"""Folder of evaluation graphs, named by digest."""
+GRAPHS, BASES = "graphs", "bases"
+"""Folders of payloads that several tasks use, named by digest: evaluation graphs, and frozen leaves of networks."""
 TASK_REPEATED: Delivery = ("", b"")
 """Inserted between frames when the server repeats the task: it is online and may have lost the requests."""
 
@@ -73,18 +73,24 @@ class Download:
         """
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
 
-    async def fetch_graph(self, graph: Transfer) -> tuple[Path, int]:
-        """Return the file of a graph, and the bytes received for it: 0 if it was stored already.
+    async def fetch_stored(self, transfer: Transfer | None, folder: str) -> tuple[Path | None, int]:
+        """Return the file of a payload that is stored for later tasks; and the bytes received, 0 if it was stored.
+
+        Args:
+            transfer: None for no payload.
+            folder: `GRAPHS` or `BASES`.
 
         Raises:
             WireError: As `receive`.
         """
-        frames.check_transfer(graph, limit=self.policy.limit)  # its digest becomes the name of a file
-        stored = self.folder / GRAPHS / graph.digest.hex()
-        if await self.worker(_is_complete, stored, graph):
+        if transfer is None:
+            return None, 0
+        frames.check_transfer(transfer, limit=self.policy.limit)  # its digest becomes the name of a file
+        stored = self.folder / folder / transfer.digest.hex()
+        if await self.worker(_is_complete, stored, transfer):
             return stored, 0
-        path, received = await self.receive(graph, "a graph's frames", shared=False)
-        await self.worker(_store_graph, path, stored)
+        path, received = await self.receive(transfer, f"frames for {folder}", shared=False)
+        await self.worker(_store, path, stored)
         return stored, received
 
     async def receive(self, transfer: Transfer, what: str, *, shared: bool) -> tuple[Path, int]:
@@ -196,8 +202,8 @@ def _is_complete(path: Path, transfer: Transfer) -> bool:
     return path.exists() and path.stat().st_size == transfer.size and digest([view(path)]) == transfer.digest
 
 
-def _store_graph(path: Path, stored: Path) -> None:
-    """Move a received graph to the stored ones, of which the last few are retained."""
+def _store(path: Path, stored: Path) -> None:
+    """Move a received payload to the stored ones, of which the last few are retained."""
     stored.parent.mkdir(exist_ok=True)
     path.replace(stored)
     drop_oldest(stored.parent.iterdir())

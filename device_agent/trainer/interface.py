@@ -22,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         state: The device's state of this run; the file may be missing.
         draft: Outbox folder for the update.
         graph: ONNX graph of the network if ONNX Runtime evaluates; else empty.
+        base: Payload with the frozen leaves of the network; empty if all leaves are in `params`.
         keeps_own: True to write the personal model to the draft too, since the board serves it.
         frame_bytes: Frame size of the upload.
         cost: Cost of the task before training.
@@ -37,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     measuring: MeasurementSettings | None = None
     graph: str = ""
+    base: str = ""
     keeps_own: bool = False
 
 

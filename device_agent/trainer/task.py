@@ -46,6 +46,7 @@ from shared.data.moments import sum_moments
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models import MODELS
+from shared.models.adaptation import frozen_names
 from shared.models.base import Model
 from shared.models.build import build_blank, seed_torch
 from shared.models.chain import count_below
@@ -118,11 +119,11 @@ class TrainingTask:
 
         If its builder declares no input shape, it is that of the device's examples.
         """
-        workspace, algorithm = self.workspace, self.algorithm
+        workspace, algorithm, task = self.workspace, self.algorithm, self.job.task
         is_outline = algorithm.split or algorithm.program
-        built = (workspace.skeleton if is_outline else workspace.model)(self.job.task.model)
+        built = (workspace.skeleton if is_outline else workspace.model)(task.model, task.adaptation)
         example = built.example
-        if not example and self.job.task.train and not algorithm.program:
+        if not example and task.train and not algorithm.program:
             example = tuple(workspace.data(self.data)[0].inputs.shape[1:])
         return replace(built, objective=self.objective, example=example)
 
@@ -336,7 +337,13 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
         start = read_parameters(job, task.workspace, algorithm)
         if not algorithm.program:
             data = task.evaluation_data or task.data
-            task.workspace.require_fit(job.task.model, data, split=bool(algorithm.split), objective=task.objective)
+            task.workspace.require_fit(
+                job.task.model,
+                data,
+                split=bool(algorithm.split),
+                objective=task.objective,
+                adaptation=job.task.adaptation,
+            )
         if not algorithm.personal:
             held_out = _evaluate(task, start)
         if job.task.train:
@@ -391,19 +398,27 @@ def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tre
     Raises:
         FieldFleetError: The parameters cannot be used.
     """
-    received = payloads.unpack(to_file.view(Path(job.params)))
-    codec = build(CODECS, Spec(name=received.codec), "codec")
+    like = workspace.skeleton(job.task.model, job.task.adaptation).tree()
+    base = _read_like(Path(job.base), like) if job.base else {}
     if algorithm.check_update:
-        tree = decode_bounded(codec, received).tree
+        received = payloads.unpack(to_file.view(Path(job.params)))
+        tree = decode_bounded(build(CODECS, Spec(name=received.codec), "codec"), received).tree
         check_like(tree, tree)
-        return to_device(tree, workspace.device)
-    like = workspace.skeleton(job.task.model).tree()
-    check_like(codec.outline(received), like)
-    tree = codec.decode(received).tree
-    check_like(tree, like)
+        return to_device({**base, **tree}, workspace.device)
+    tree = {**base, **_read_like(Path(job.params), like)}
     if not algorithm.split and (missing := sorted(like.keys() - tree.keys())):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
     return to_device(tree, workspace.device)
+
+
+def _read_like(path: Path, like: Tree) -> Tree:
+    """Return the leaves of a payload, as views of its file, once they are known to be some of `like`."""
+    received = payloads.unpack(to_file.view(path))
+    codec = build(CODECS, Spec(name=received.codec), "codec")
+    check_like(codec.outline(received), like)
+    tree = codec.decode(received).tree
+    check_like(tree, like)
+    return tree
 
 
 def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[State, Result, Transfer]:
@@ -414,6 +429,9 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
         outcome = task.algorithm.local(task.model, state, start, task.batches(), job.task.assignment)
         state, result = _require_whole(outcome, job.task)
     result = move_result_to_cpu(result)
+    if job.task.adaptation:
+        frozen = frozen_names(task.model, job.task.adaptation)
+        result = replace(result, tree={name: leaf for name, leaf in result.tree.items() if name not in frozen})
     require_finite(result.tree)
     if task.precision_bits is not None:
         result = replace(result, metrics={**result.metrics, PRECISION_BITS: float(task.precision_bits)})

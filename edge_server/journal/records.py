@@ -123,6 +123,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         sites: Site names in the plan's order, which a table with sorted keys loses; a plan read back has it.
         plugins: Plugins that the plan uses; unset without any, as in old journals.
         compared: Metric by which its models are compared; unset for the accuracy, as in old journals.
+        weights: SHA-256 of the file of pretrained weights, hexadecimal; unset without one.
     """
 
     run: str
@@ -134,6 +135,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     sites: tuple[str, ...] = ()
     plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
     compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
+    weights: str | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         restore_site_order(self)

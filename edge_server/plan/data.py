@@ -24,7 +24,10 @@ def resolve_data(plan: Plan, data_root: Path) -> Plan:
         log.warning("%s does not exist, training on %s instead", path, plan.fallback.data.source)
         plan = apply_fallback(plan)
     server_data, data = _resolve_path(plan.server_data, data_root), _resolve_path(plan.data, data_root)
-    return msgspec.structs.replace(plan, data=data, server_data=server_data, fallback=None)
+    model = plan.model
+    if model.weights:
+        model = msgspec.structs.replace(model, weights=str(data_root / model.weights))
+    return msgspec.structs.replace(plan, data=data, server_data=server_data, model=model, fallback=None)
 
 
 def _resolve_path(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:

@@ -14,6 +14,7 @@ from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expand_devices
 from edge_server.plan.emulation import EmulationPlan
 from edge_server.plan.evaluation import EvaluationPlan, MeasurePlan
+from edge_server.plan.network import LoraPlan, ModelPlan
 from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.replay import ReplayPlan
@@ -22,6 +23,7 @@ from edge_server.plan.sites import SitesPlan
 from edge_server.plan.training import EarlyStoppingPlan, HyperPlan, TaskPlan
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.protocol.adaptation import Adaptation
 from shared.protocol.messages import Hyper
 from shared.protocol.objective import CLASSIFICATION_SPEC, ObjectiveSpec
 
@@ -43,7 +45,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
     data: Data
     server_data: Data | None = None
-    model: Chosen | None = None
+    model: ModelPlan | None = None
     algorithm: Chosen | None = None
     task: TaskPlan | msgspec.UnsetType = msgspec.UNSET
     hyper: HyperPlan | None = None
@@ -130,6 +132,7 @@ class Plan(Section, frozen=True, kw_only=True):
             fedspu, fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
         model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
             each agent's file list under `plugins`, like any other plugin.
+        lora: Low-rank adapters that are trained in place of the network; absent: none.
         task: What the network learns: kind of task, loss, metrics.
         codec: Encoding of updates, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
@@ -156,12 +159,13 @@ class Plan(Section, frozen=True, kw_only=True):
     name: str
     rounds: int
     algorithm: Chosen
-    model: Chosen
+    model: ModelPlan
     data: Data | msgspec.UnsetType = msgspec.UNSET
     project: str | msgspec.UnsetType = msgspec.UNSET
     early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
     server_data: Data | msgspec.UnsetType = msgspec.UNSET  # UNSET: not written to records, as in older versions
     task: TaskPlan | msgspec.UnsetType = msgspec.UNSET
+    lora: LoraPlan | msgspec.UnsetType = msgspec.UNSET
     seed: int = 0
     local: int = 0
     codec: Chosen = Chosen(name="dense")
@@ -184,6 +188,9 @@ class Plan(Section, frozen=True, kw_only=True):
         """Move early stopping into the algorithm's options; without data, disable the server's evaluation."""
         if (count := sum(max(1, device.count) for device in self.device)) > MAX_DEVICES:
             raise ValueError(f"device: {count} devices; at most {MAX_DEVICES} are allowed")
+        chosen: Chosen = self.model  # a plan built by code may have a plain choice
+        if not isinstance(chosen, ModelPlan):
+            msgspec.structs.force_setattr(self, "model", ModelPlan(name=chosen.name, options=chosen.options))
         if not self.data:
             self._evaluate_nothing()
         if not self.early_stopping:
@@ -208,6 +215,12 @@ class Plan(Section, frozen=True, kw_only=True):
     def task_objective(self) -> ObjectiveSpec | None:
         """What tasks name as their objective; None for the default, which agents of all versions know."""
         return None if self.objective == CLASSIFICATION_SPEC else self.objective
+
+    @property
+    def adaptation(self) -> Adaptation | None:
+        """What devices do not train of the network; None if they train all of it."""
+        frozen, lora = self.model.freeze or (), self.lora or None
+        return Adaptation(frozen=frozen, lora=lora) if frozen or lora else None
 
     def _evaluate_nothing(self) -> None:
         """Disable the server's evaluation."""

@@ -118,7 +118,7 @@ def create_release(
         name=name,
         version=0,
         created=utc_stamp(),
-        model=run_model.plan.model,
+        model=run_model.plan.model.spec,
         source=run_model.source,
         task=run_model.task,
         graph=content.graph,

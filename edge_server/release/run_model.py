@@ -17,6 +17,7 @@ from edge_server.journal.compared import best_round, compared_metric, devices_va
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, StoredRun, best_path
+from edge_server.learner import plan_algorithm
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
@@ -116,7 +117,7 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
     if start is None:
         raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
     plan = start.plan
-    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+    algorithm = plan_algorithm(plan)
     number = number or _default_round(run, plan)
     try:
         state = file.load(_checkpoint_path(run, number))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from device_agent.trainer.interface import Job
+from edge_server.learner import blank_trained, plan_frozen
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.data import device_data
 from edge_server.plan.devices import DevicePlan
@@ -22,7 +23,6 @@ from edge_server.rounds import assign
 from edge_server.rounds.neighbours import plan_of_site
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, Infeasible
-from shared.models.evaluate import build_skeleton
 from shared.models.leaves import read_leaves
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Task, Transfer
@@ -152,7 +152,9 @@ def _bound_rounds(
     plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], workload: Workload, members: Sequence[int]
 ) -> Iterator[LowerBound]:
     """Yield a lower bound on each round of the devices with these indices."""
-    dense = sum(leaf.nbytes for leaf in read_leaves(build_skeleton(plan.model)).values())
+    frozen = plan_frozen(plan)  # they are sent once, which is left out of the bound
+    leaves = read_leaves(blank_trained(plan).layers)
+    dense = sum(leaf.nbytes for name, leaf in leaves.items() if name not in frozen)
     bytes_up = dense if plan.codec.name == "dense" else 0  # the size under other codecs is not known yet
     devices = [(behaviours[index], workload.task_work(_first_job(plan, fleet, index))) for index in members]
     least = None
@@ -170,7 +172,7 @@ def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
         round=1,
         device=fleet[index].name,
         algorithm=plan.algorithm,
-        model=plan.model,
+        model=plan.model.spec,
         codec=plan.codec,
         assignment=Assignment(seed=plan.seed, hyper=plan.hyper_of(1)),
         params=NOTHING,
@@ -178,6 +180,7 @@ def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
         evaluate=plan.evaluation.on_device,
         deadline_s=plan.round.deadline_s,
         objective=plan.task_objective,
+        adaptation=plan.adaptation,
     )
     data = device_data(plan, fleet, index)
     return Job(task=task, params="", state="", draft="", data=data, frame_bytes=0, cost=Cost())

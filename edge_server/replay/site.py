@@ -18,7 +18,7 @@ from pathlib import Path
 from device_agent.agent.build import compose
 from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
-from device_agent.exchange.download import GRAPHS
+from device_agent.exchange.download import BASES, GRAPHS
 from device_agent.trainer.workspace import Workspace
 from edge_server.plan.data import device_data, planned_data
 from edge_server.plan.plan import Plan
@@ -184,11 +184,15 @@ class VirtualSite:
     def _recycle_folder(self, folder: Path) -> None:
         """Keep a device's state; reuse its other files, at half the cost of creating new ones."""
         (folder / ".params").unlink(missing_ok=True)  # it names the stored payload; the folder's next device has none
-        if not any((folder / "state").iterdir()) and not (folder / GRAPHS).exists():
+        if not any((folder / "state").iterdir()) and not _stores_payloads(folder):
             self._spare.append(folder.rename(self.folder / f".spare-{self._starts}-{len(self._spare)}"))
             return
         shutil.rmtree(folder / "outbox", ignore_errors=True)
         (folder / "params").unlink(missing_ok=True)
+
+
+def _stores_payloads(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (GRAPHS, BASES))
 
 
 def _link_rate(behaviour: Behaviour, task: Task) -> Rate:

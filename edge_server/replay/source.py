@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge_server.journal.records import Gossiped
 from edge_server.journal.runs import find_site_runs, run_exists
+from edge_server.learner import plan_algorithm
 from edge_server.plan.data import device_data, resolve_data
 from edge_server.plan.devices import DevicePlan, expand_devices
 from edge_server.plan.plan import Plan
@@ -20,11 +21,9 @@ from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.sites.overview import find_site
-from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.spec import NONE
 from shared.errors import ConfigError, NoSuchRun
-from shared.registry import build
 
 # Devices named in an error message.
 MOST_NAMED = 3
@@ -70,7 +69,7 @@ def _run_trace(source: Path, data_dir: Path, data_root: Path) -> Trace:
 def _recorded_plan(trace: Trace) -> Plan:
     """Return a trace's plan with the recorded number of statistics batches; old runs measured none."""
     plan, batches = trace.header.plan, trace.header.statistics_batches
-    same = batches == choose_batches(plan, build(ALGORITHMS, plan.algorithm, "algorithm"))
+    same = batches == choose_batches(plan, plan_algorithm(plan))
     return plan if same else set_batches(plan, batches)
 
 

@@ -55,7 +55,7 @@ class TrainingExecutor:
         """Train jobs that share start parameters and settings in one pass; return results by index."""
         alike = defaultdict[bytes, list[int]](list)
         for place, job in enumerate(jobs):
-            if job.task.train and not job.task.objective:
+            if job.task.train and not job.task.objective and not job.task.adaptation:
                 alike[_stacking_key(job.task)].append(place)
         results: dict[int, Result] = {}
         for places in alike.values():

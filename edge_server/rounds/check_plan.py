@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.allocation.coordinator import convert_options, unused_values
+from edge_server.learner import blank_trained, load_pretrained, plan_algorithm
 from edge_server.plan.check import check_structure
 from edge_server.plan.data import apply_fallback, require_data, resolve_data
 from edge_server.plan.plan import Plan
@@ -23,6 +24,7 @@ from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import BESIDE, Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
+from shared.algorithms.personal_model import MODEL_SEED
 from shared.codecs import CODECS
 from shared.data.spec import NONE, require_source
 from shared.errors import ConfigError
@@ -72,6 +74,10 @@ def validate(plan: Plan, path: Path, data_root: Path) -> Plan:
     plan = resolve_data(plan, data_root)
     if plan.evaluation.every or plan.server_data:
         require_data(plan, data_root)
+    try:
+        load_pretrained(plan, build_blank(plan.model))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
     if plan.codec.name == "topk":
         uses |= {"sent"}  # top-k uses it with any algorithm
@@ -116,14 +122,15 @@ def _check_choices(plan: Plan, path: Path) -> None:
     """Validate names and options by building the plan's parts."""
     _check_early_stopping(plan, path)
     try:
-        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+        algorithm = _build_algorithm(plan)
         build(CODECS, plan.codec, "codec")
         build(CODECS, plan.cut_codec, "cut_codec")
         model = build_blank(plan.model)
         if plan.optimizer:
             convert_options(plan.optimizer)
         require_fixed_constants(plan.model)
-        state = _begin(plan, algorithm, model)
+        state = _begin(plan, algorithm, blank_trained(plan))
+        _require_received(plan, state)
         if algorithm.check_hyper:
             algorithm.check_hyper(plan.hyper_of(1))
     except ConfigError as error:
@@ -182,6 +189,36 @@ def _check_objective(plan: Plan, algorithm: Algorithm, path: Path) -> None:
         raise ConfigError(
             f"{path}: task.kind: algorithm {plan.algorithm.name!r} trains {' and '.join(sorted(algorithm.kinds))} "
             f"only, not {objective.kind!r}; choose one of {', '.join(able)}"
+        )
+
+
+def _build_algorithm(plan: Plan) -> Algorithm:
+    """Build the plan's method.
+
+    Raises:
+        ConfigError: A name is unknown, or the method cannot train a part of the network.
+    """
+    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+    if plan.adaptation and not algorithm.trains_parts:
+        able = sorted(name for name, builder in ALGORITHMS.items() if builder().trains_parts)
+        key = "lora" if plan.lora else "model.freeze"
+        raise ConfigError(
+            f"{key}: algorithm {plan.algorithm.name!r} decides itself which parameters its devices train and send; "
+            f"choose one of {', '.join(able)}, or remove {key}"
+        )
+    return plan_algorithm(plan)
+
+
+def _require_received(plan: Plan, state: State) -> None:
+    """Refuse pretrained weights that devices would not get.
+
+    Raises:
+        ConfigError: Devices draw the initial model themselves.
+    """
+    if plan.model.weights and MODEL_SEED in state.facts:
+        raise ConfigError(
+            f"model.weights: devices of algorithm {plan.algorithm.name!r} draw their initial models from the run's "
+            "seed and receive none; remove it, or choose another algorithm"
         )
 
 

@@ -21,13 +21,12 @@ from edge_server.journal.records import (
     drop_void,
 )
 from edge_server.journal.runs import FOLDER, StoredRun, best_path
-from shared.algorithms import ALGORITHMS
+from edge_server.learner import plan_algorithm
 from shared.algorithms.base import join_network
 from shared.errors import ConfigError, CorruptFile
 from shared.models.base import Model
 from shared.models.build import build_blank
 from shared.protocol import payload
-from shared.registry import build
 from shared.tensors import file
 from shared.tensors.tree import State, Tree
 from shared.transfer import to_file
@@ -164,4 +163,4 @@ def load_trained_network(run: StoredRun, number: int = 0) -> tuple[Model, Tree]:
         stored = "the last, and the most accurate where the plan says so"
         raise ConfigError(f"{folder}: keeps no state after round {after}; there are those after {stored}")
     model = build_blank(plan.model)
-    return model, join_network(build(ALGORITHMS, plan.algorithm, "algorithm"), model, file.load(path))
+    return model, join_network(plan_algorithm(plan), model, file.load(path))

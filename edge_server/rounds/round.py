@@ -17,6 +17,7 @@ from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, retry_write
 from edge_server.journal.records import Noted, RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.learner import plan_algorithm, plan_frozen
 from edge_server.plan.plan import Plan
 from edge_server.plan.project import plan_project
 from edge_server.plan.server_config import LinkConfig
@@ -32,8 +33,8 @@ from edge_server.rounds.plugins import task_plugins
 from edge_server.rounds.precision import note_full_precision
 from edge_server.rounds.quorum import QuorumWait
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
-from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Cohort, join_network
+from shared.algorithms.adaptation import frozen_leaves
+from shared.algorithms.base import Algorithm, Cohort, join_network, network_leaves
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
@@ -59,13 +60,20 @@ ROUND_END, SERVER_TRAINING = "round end", "server training"
 """Effect names under which the server's own computing time is charged."""
 
 
-def choose_broadcast(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
+def choose_broadcast(
+    algorithm: Algorithm, purpose: Purpose, model: Model, *, adapted: bool = False
+) -> Callable[[State, str, Assignment], Tree]:
     """Return the function that selects the tree sent to a device.
 
     To evaluate or to measure running statistics, devices receive the evaluated network alone, including the top of a
     split network.
+
+    Args:
+        adapted: Whether devices have the frozen leaves, and merge adapters themselves.
     """
     alone = purpose == "evaluate" or (purpose == "statistics" and not algorithm.split)
+    if alone and adapted:
+        return lambda state, device, task: network_leaves(algorithm.broadcast(state, device, task))
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
     if alone and not algorithm.personal:
@@ -258,7 +266,7 @@ class Rounds:
         log_phase(log, "measuring-statistics", run=self.run, round=number)
         at = statistics.session_number(self.plan, number)
         plan = statistics.session_plan(self.plan, self.algorithm.split)
-        session = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
+        session = replace(self, plan=plan, algorithm=plan_algorithm(plan))
         assignments = statistics.session_assignments(plan, session.algorithm, state, devices, number=at, steps=steps)
         assignments = statistics.request_merging(self.model, assignments)
         split = await session.open_split(at, state, assignments)
@@ -284,7 +292,8 @@ class Rounds:
             accepted: Updates that an earlier process stored.
             split: Serves the steps of a split round.
         """
-        broadcast = choose_broadcast(self.algorithm, purpose, self.model)
+        adapted = self._is_adapted(purpose)
+        broadcast = choose_broadcast(self.algorithm, purpose, self.model, adapted=adapted)
         trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
         outgoing = await self.server.worker(self._pack_broadcasts, trees)
         payloads = [(device, payload) for payload in outgoing for device in payload.devices]
@@ -313,6 +322,10 @@ class Rounds:
             device: self._create_task(number, device, assignments[device], payload, purpose)
             for device, payload in payloads
         }
+        if adapted:
+            base = await self.server.worker(self._pack_base, state, list(tasks))
+            tasks = {device: msgspec.structs.replace(task, base=base.transfer) for device, task in tasks.items()}
+            outgoing = [*outgoing, base]
         if split:
             split.join(gather)
         await self._gather_answers(gather, tasks, outgoing, split, purpose)
@@ -345,6 +358,15 @@ class Rounds:
         prune_updates(self.store.updates, trees)
         return outgoing
 
+    def _pack_base(self, state: State, devices: list[str]) -> Outgoing:
+        """Pack the frozen leaves, which a device requests once."""
+        tree = frozen_leaves(state, plan_frozen(self.plan))
+        return self._create_outgoing(_pack_tree(tree), devices, alone=True)
+
+    def _is_adapted(self, purpose: Purpose) -> bool:
+        """Return true for tasks with a part of the leaves; ONNX Runtime needs all, with adapters merged."""
+        return self.plan.adaptation is not None and not (purpose == "evaluate" and self.graph)
+
     def _create_outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
         server = self.server
         frame_bytes = frames.largest_frame(self.link.frame_bytes, server.transport.max_payload_bytes)
@@ -362,7 +384,7 @@ class Rounds:
             round=number,
             device=device,
             algorithm=plan.algorithm,
-            model=plan.model,
+            model=plan.model.spec,
             codec=plan.codec,
             cut_codec=plan.cut_codec if assignment.is_split else LOSSLESS,
             assignment=self.membership.complete(self.server.fleet, device, assignment),
@@ -374,6 +396,7 @@ class Rounds:
             deadline_s=plan.round.deadline_s,
             plugins=task_plugins(plan),
             objective=plan.task_objective,
+            adaptation=plan.adaptation if self._is_adapted(purpose) else None,
             project=plan_project(plan),
         )
 

@@ -38,6 +38,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import describe_differences, read_versions, require_journal
+from edge_server.learner import blank_network, initial_network, plan_algorithm
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
@@ -51,10 +52,10 @@ from edge_server.rounds.input_statistics import add_moments, find_measured, fold
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
 from edge_server.rounds.precision import noted_devices
+from edge_server.rounds.pretrained import require_same_weights, with_weights
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
-from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.assigned import with_moments
 from shared.data.classes import contrast, normalise_class_names
@@ -62,13 +63,12 @@ from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.base import Model
-from shared.models.build import DRAW, build_blank, build_initial
+from shared.models.build import DRAW
 from shared.models.evaluate import require_matching_examples
 from shared.objectives.base import build_objective
 from shared.objectives.training import build_training_objective
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import NORMALISE, OBJECTIVE, PLUGINS, STEP_FIELD, Report, Status
-from shared.registry import build
+from shared.protocol.messages import ADAPTATION, NORMALISE, OBJECTIVE, PLUGINS, STEP_FIELD, Report, Status
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
 from shared.tensors.placement import CPU, Device
@@ -180,12 +180,14 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         ConfigError: A name in the plan is unknown, its data cannot be read, or the run has another plan.
     """
     server.runs.add(run)
-    records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
+    records, algorithm = store.records(), plan_algorithm(plan)
     plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)
     new = msgspec.structs.replace(new, statistics_batches=choose_batches(plan, algorithm))
+    new = await server.worker(with_weights, new)
     begun = _find_beginning(records, plan) or new
     require_recorded(begun, plugins)
+    await server.worker(require_same_weights, begun)
     test, labelled = examples = await _load_server_examples(plan, server)
     rounds = Rounds(
         *(run, _site_plan(begun, server.site), server, store, algorithm, link, _blank_network(plan, test), test),
@@ -202,7 +204,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
 def _blank_network(plan: Plan, test: Examples | None) -> Model:
     """Return the plan's network without storage, with the input shape of the server's test data."""
     example = () if test is None else tuple(test.inputs.shape[1:])
-    return replace(build_blank(plan.model), example=example, objective=build_training_objective(plan.objective))
+    return replace(blank_network(plan), example=example, objective=build_training_objective(plan.objective))
 
 
 def build_membership(
@@ -222,6 +224,7 @@ def build_membership(
     test, labelled = examples
     classes = load_class_names(plan, test, labelled, records)
     needs = frozenset({OBJECTIVE} if plan.task_objective else ())
+    needs |= {ADAPTATION} if plan.adaptation else frozenset()
     needs |= {NORMALISE} if is_federated(plan) else frozenset()
     needs |= {PLUGINS} if task_plugins(plan) else frozenset()
     needs |= {STEP_FIELD + name for name in plan.hyper.step.used}
@@ -262,9 +265,7 @@ async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
 async def _resume(rounds: Rounds, draw: str) -> Resumption:
     """Return the position at which a run continues."""
     (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
-    return await rounds.persist(
-        resume, rounds.store, lambda: init(build_initial(plan.model, plan.seed, draw), plan.seed), split=split
-    )
+    return await rounds.persist(resume, rounds.store, lambda: init(initial_network(plan, draw), plan.seed), split=split)
 
 
 def _require_examples(rounds: Rounds, tree: Tree) -> None:

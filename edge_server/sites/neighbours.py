@@ -16,6 +16,7 @@ from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_budget import Place
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord, Gossiped, RunOpened
+from edge_server.learner import initial_network, plan_algorithm
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import round_position
 from edge_server.sites.coordinate import Coordination
@@ -31,7 +32,7 @@ from edge_server.sites.sketch import distance
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
 from shared.errors import ConfigError
-from shared.models.build import DRAW, build_initial
+from shared.models.build import DRAW
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
@@ -201,7 +202,7 @@ async def join_peers(
 def initial_state(plan: Plan, records: Iterable[AnyRecord]) -> State:
     """Return the initial state of a new or recorded run."""
     draw = next((record.draw for record in records if isinstance(record, RunOpened)), DRAW)
-    return build(ALGORITHMS, plan.algorithm, "algorithm").init(build_initial(plan.model, plan.seed, draw), plan.seed)
+    return plan_algorithm(plan).init(initial_network(plan, draw), plan.seed)
 
 
 def locate_round(plan: Plan, number: int) -> Place:

@@ -260,6 +260,7 @@ class Algorithm:
             trains with any.
         reads_labels: Whether devices train on labels; if not, none of theirs is read.
         kinds: Kinds of task that it can train; empty for all.
+        trains_parts: Whether it can leave parameters frozen, which devices then do not send, or train adapters.
         sends_changes: Whether an update is a change, so that a missing coordinate means no change: codec `topk`.
     """
 
@@ -283,6 +284,7 @@ class Algorithm:
     check_hyper: Callable[[Hyper], None] | None = None
     reads_labels: bool = True
     sends_changes: bool = False
+    trains_parts: bool = False
     kinds: frozenset[Kind] = frozenset()
 
 

@@ -162,6 +162,7 @@ def fedavg() -> Algorithm:
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=True,
+        trains_parts=True,
         step_options=ALL_STEP_OPTIONS,
         mixing=Mixing(lambda state: network_leaves(state.tree), mix),
     )

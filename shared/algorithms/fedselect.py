@@ -115,6 +115,7 @@ def fedselect(
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=False,
+        trains_parts=False,
         step_options=ALL_STEP_OPTIONS - {"optimizer"},  # it applies weight decay itself
         personal=Personal(lambda _model, state, down, _told: _select_prefix(state, OWN) or down),
         mixing=None,

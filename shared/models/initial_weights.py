@@ -86,6 +86,12 @@ def _draw_weighted(layer: nn.Module, seed: int, prefix: str, gain: float) -> Non
         _write(bias, word_stream(seed, f"{prefix}.bias"), uniform, scale)
 
 
+def write_uniform(leaf: Tensor, seed: int, name: str, fan_in: int) -> None:
+    """Write uniform numbers within 1 / sqrt(fan_in); nothing into a tensor without storage."""
+    if not leaf.is_meta:
+        _write(leaf, word_stream(seed, name), uniform, 2.0 / math.sqrt(fan_in))
+
+
 def _fan_in(layer: nn.Module) -> int:
     """Return the inputs of one output; of a transposed convolution, whose kernels are assumed not to overlap."""
     weight = layer.get_parameter("weight")

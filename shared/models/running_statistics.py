@@ -12,8 +12,9 @@ https://arxiv.org/abs/1803.05407, section 3.2. Dropout is inactive, as in evalua
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -25,6 +26,8 @@ from shared.tensors.tree import Tree
 
 Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 FIGURES = ("running_mean", "running_var")
+FROZEN = "has_frozen_statistics"
+"""Attribute of a layer whose statistics stay as they are."""
 COUNTER = "num_batches_tracked"
 
 
@@ -91,11 +94,25 @@ def measure_several(network: nn.Module, tree: Tree, batches: Iterable[Tensor]) -
     return tree, count
 
 
+def freeze_statistics(network: nn.Module, names: Collection[str]) -> None:
+    """Keep layers whose statistics are among `names` in evaluation mode from now on, and do not measure them again."""
+    for name, layer in _norm_layers(network):
+        if f"{name}.{FIGURES[0]}" in names:
+            layer.eval()
+            setattr(layer, FROZEN, True)
+            setattr(layer, "train", partial(_stay, layer))  # noqa: B010 - mypy takes it for a method of each class
+
+
+def _stay(layer: Norm, _mode: bool = True) -> Norm:  # noqa: FBT001, FBT002 - as `nn.Module.train`
+    """Replace the `train` of a frozen layer."""
+    return layer
+
+
 def _norm_layers(network: nn.Module) -> list[tuple[str, Norm]]:
     return [
         (name, layer)
         for name, layer in network.named_modules()
-        if isinstance(layer, Norm) and layer.running_mean is not None
+        if isinstance(layer, Norm) and layer.running_mean is not None and not hasattr(layer, FROZEN)
     ]
 
 

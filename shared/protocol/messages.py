@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import xxhash
 
+from shared.protocol.adaptation import Adaptation
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Absent, Cost, Reading, StepCost, TaskCost
 from shared.protocol.objective import ObjectiveSpec
@@ -31,10 +32,11 @@ MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Limits of a device's class names, which are sent in one message."""
 MAX_FIELDS, MAX_FIELD_CHARS = 64, 1 << 11
 """Limits of the fields of a task that a device says it knows."""
-OBJECTIVE, NORMALISE, PLUGINS, STEP_FIELD = "objective", "normalise", "plugins", "hyper."
+OBJECTIVE, NORMALISE, PLUGINS, ADAPTATION = "objective", "normalise", "plugins", "adaptation"
+STEP_FIELD = "hyper."
 STEP_FEATURES = ("optimizer", "clip_norm", "precision")
 """Options of a training step that a method and a device may support or not."""
-TASK_FIELDS = (OBJECTIVE, NORMALISE, PLUGINS, *(STEP_FIELD + name for name in STEP_FEATURES))
+TASK_FIELDS = (OBJECTIVE, NORMALISE, PLUGINS, ADAPTATION, *(STEP_FIELD + name for name in STEP_FEATURES))
 """Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""
@@ -351,6 +353,9 @@ class Task(Message, frozen=True, kw_only=True):
         objective: Loss and metrics of the run; absent for cross-entropy and accuracy. An agent that does not know the
             field would train for these: the server sends it only to agents that do.
         project: Project with their code, which the device installs if its operator lists it.
+        adaptation: What of the network is not trained; absent for nothing. Sent only to agents that know
+            the field.
+        base: Payload with the frozen leaves, which `params` lacks; fetched in frames if the device does not store it.
     """
 
     run: str
@@ -370,6 +375,8 @@ class Task(Message, frozen=True, kw_only=True):
     plugins: tuple[PluginVersion, ...] = ()
     objective: ObjectiveSpec | None = None
     project: ProjectVersion | None = None
+    adaptation: Adaptation | None = None
+    base: Transfer | None = None
 
 
 class Report(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import build_blank, build_initial
+from shared.protocol.adaptation import Lora
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Assignment, Hyper, Report, StepOptions
 from shared.protocol.objective import ObjectiveSpec, Target
@@ -66,9 +67,17 @@ _OBJECTIVES = st.builds(
         Target, metric=st.text(max_size=9), direction=st.sampled_from(("max", "min")), value=st.floats(-1e9, 1e9)
     ),
 )
+_ADAPTERS = st.builds(
+    Lora,
+    rank=st.integers(1, 64),
+    alpha=st.floats(1e-3, 1e3),
+    layers=st.lists(st.text(max_size=20), min_size=1, max_size=4).map(tuple),
+    train=st.lists(st.text(max_size=20), max_size=4).map(tuple),
+)
 _WITHIN_BOUNDS: dict[type, st.SearchStrategy[object]] = {
     Hyper: _HYPERS,
     Inputs: _INPUTS,
+    Lora: _ADAPTERS,
     ObjectiveSpec: _OBJECTIVES,
 }
 _MAKERS: dict[type, Callable[..., st.SearchStrategy[object]]] = {

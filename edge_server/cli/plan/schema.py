@@ -12,6 +12,7 @@ import msgspec
 
 from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.cli.plan.reference import CHOICES, list_builder_parameters, read_option_meanings, unwrap_builder
+from edge_server.plan.network import ModelPlan
 from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
@@ -32,6 +33,9 @@ def plan_schema() -> dict[str, Any]:
         describe(definitions[struct.__name__], struct)
     for what, builders in CHOICES.items():
         definitions[f"{what}_choice"] = {"anyOf": _choices(builders)}
+    for choice in definitions["model_choice"]["anyOf"]:
+        network = definitions[ModelPlan.__name__]["properties"]
+        choice["properties"] = {**network, **choice["properties"]}
     for name in ("Plan", "FallbackPlan"):
         for key in definitions[name]["properties"].keys() & CHOICES.keys():
             _add_reference(definitions[name]["properties"], key)
@@ -46,7 +50,7 @@ def plan_schema() -> dict[str, Any]:
         }
         for name, allocator in ALLOCATORS.items()
     ]
-    del definitions[Chosen.__name__]
+    del definitions[Chosen.__name__], definitions[ModelPlan.__name__]
     return {"$schema": DIALECT, "title": "fieldfleet plan", **reference, "$defs": dict(sorted(definitions.items()))}
 
 

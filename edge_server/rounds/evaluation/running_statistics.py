@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from edge_server.learner import blank_network
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from edge_server.rounds.aggregate import lower_median
@@ -26,7 +27,6 @@ from edge_server.rounds.check_update import read_update
 from edge_server.rounds.collect_updates import Gather
 from shared.algorithms.base import Algorithm, Cohort, Split, assign_alike, evaluated_parameters
 from shared.models.base import Model
-from shared.models.build import build_blank
 from shared.models.running_statistics import has_batch_norm, statistic_names
 from shared.protocol.messages import LOSSLESS, MERGES_SINGLE, STATISTICS, STATISTICS_BATCHES, Assignment
 from shared.tensors.tree import Mean, State, Tree, accumulate, finish_mean, tree_norm
@@ -45,7 +45,7 @@ def choose_batches(plan: Plan, algorithm: Algorithm) -> int:
     A run recorded before this existed has no number and continues without.
     """
     batches = plan.evaluation.statistics_batches
-    if isinstance(batches, int) or not _can_measure(algorithm) or not statistic_names(build_blank(plan.model).layers):
+    if isinstance(batches, int) or not _can_measure(algorithm) or not statistic_names(blank_network(plan).layers):
         return plan.evaluation.measured_batches
     return USUAL_BATCHES
 

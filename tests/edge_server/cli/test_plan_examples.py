@@ -30,7 +30,7 @@ HEADINGS = {
     "server_data": "[data]",
     "target": "[task.target]",
     "drawn": "[data.drawn]",
-    "model": "[algorithm]",
+    "model": "[model]",
     "codec": "[algorithm]",
     "cut_codec": "[algorithm]",
 }

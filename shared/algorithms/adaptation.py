@@ -1,0 +1,36 @@
+"""Restrict a method to a part of the network: frozen leaves do not travel, and adapters are merged for evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.algorithms.base import Algorithm, network_leaves
+from shared.models.adaptation import merge
+from shared.protocol.adaptation import Lora
+from shared.protocol.messages import Assignment
+from shared.tensors.tree import State, Tree
+
+
+def restrict(algorithm: Algorithm, frozen: frozenset[str], lora: Lora | None) -> Algorithm:
+    """Return a method whose devices receive and send the trained leaves alone.
+
+    The frozen leaves are in its state, and devices get them once: `frozen_leaves`.
+
+    Args:
+        algorithm: One that `trains_parts`.
+    """
+
+    def broadcast(state: State, device: str, assignment: Assignment) -> Tree:
+        sent = algorithm.broadcast(state, device, assignment)
+        return {name: leaf for name, leaf in sent.items() if name not in frozen}
+
+    def evaluated(state: State) -> Tree:
+        tree = algorithm.evaluated(state) if algorithm.evaluated else state.tree
+        return merge(network_leaves(tree), lora) if lora else tree
+
+    return replace(algorithm, broadcast=broadcast, evaluated=evaluated if lora else algorithm.evaluated)
+
+
+def frozen_leaves(state: State, frozen: frozenset[str]) -> Tree:
+    """Return the frozen leaves of a server state."""
+    return {name: leaf for name, leaf in state.tree.items() if name in frozen}
