@@ -67,3 +67,17 @@ def load_pretrained(plan: Plan, model: Model) -> None:
     if plan.model.weights:
         path = Path(plan.model.weights)
         load_weights(model, read_weights(path), f"{KEY}: {path}", plan.model.weights_skip or ())
+
+
+def describe_trained(plan: Plan) -> str:
+    """Return how much of a plan's network devices train, and how many bytes travel only once."""
+    network, frozen = blank_trained(plan), plan_frozen(plan)
+    parameters = dict(network.layers.named_parameters())
+    trained = sum(leaf.numel() for name, leaf in parameters.items() if name not in frozen)
+    once = sum(leaf.nbytes for name, leaf in network.tree().items() if name in frozen)
+    each = sum(leaf.nbytes for name, leaf in network.tree().items() if name not in frozen)
+    total = sum(leaf.numel() for leaf in parameters.values())
+    return (
+        f"devices train {trained:,} of {total:,} parameters: {each:,} bytes travel in each direction per round, and "
+        f"{once:,} bytes of frozen leaves go to each device once"
+    )

@@ -38,7 +38,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import describe_differences, read_versions, require_journal
-from edge_server.learner import blank_network, initial_network, plan_algorithm
+from edge_server.learner import blank_network, describe_trained, initial_network, plan_algorithm
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
@@ -260,6 +260,10 @@ async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
     if not rounds.store.records():
         require_journal(rounds.store.folder)
         await rounds.persist(rounds.store.append, begun)
+        if rounds.plan.adaptation:
+            what = await rounds.server.worker(describe_trained, rounds.plan)
+            log.info("%s", what)
+            await rounds.persist(rounds.store.append, Noted(what=what))
 
 
 async def _resume(rounds: Rounds, draw: str) -> Resumption:
