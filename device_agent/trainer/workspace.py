@@ -30,7 +30,7 @@ from shared.models.evaluate import output_shape
 from shared.models.leaves import read_constants, reset_constants
 from shared.objectives.fit import require_fit
 from shared.objectives.training import CLASSIFICATION, TrainingObjective
-from shared.protocol.adaptation import Adaptation
+from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Assignment, Spec
 from shared.runtime.memory import require_room
 from shared.tensors.placement import CPU
@@ -116,7 +116,7 @@ class Workspace:
         validation_batch = validation.inputs.to(self.device), validation.labels.to(self.device)
         return TaskBatches(train, assignment, is_superseded, validation_batch, self.device, self.threads)
 
-    def model(self, spec: Spec, adaptation: Adaptation | None = None) -> Model:
+    def model(self, spec: Spec, adaptation: NetworkAdaptation | None = None) -> Model:
         """Return the cached network, with arbitrary parameters, and with its adapters and frozen leaves.
 
         The memory format is channels-last, as convolutions read it: a step of `cnn` takes 0.8 of the time on an AMD
@@ -140,7 +140,7 @@ class Workspace:
         """Drop the cached network, for example after an interrupted training."""
         self.models.clear()
 
-    def skeleton(self, spec: Spec, adaptation: Adaptation | None = None) -> Model:
+    def skeleton(self, spec: Spec, adaptation: NetworkAdaptation | None = None) -> Model:
         """Return the cached network without storage, for shapes, and for split training, which allocates its own."""
         key = msgspec.msgpack.encode((spec, adaptation))
         if key not in self.skeletons:
@@ -160,7 +160,7 @@ class Workspace:
         *,
         split: bool = False,
         objective: TrainingObjective = CLASSIFICATION,
-        adaptation: Adaptation | None = None,
+        adaptation: NetworkAdaptation | None = None,
     ) -> None:
         """Refuse examples that the network cannot process, or whose targets do not fit its outputs; cached.
 
@@ -181,7 +181,9 @@ class Workspace:
             raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
         self.fitting = {key}
 
-    def _output_shape(self, spec: Spec, inputs: Tensor, adaptation: Adaptation | None, *, split: bool) -> torch.Size:
+    def _output_shape(
+        self, spec: Spec, inputs: Tensor, adaptation: NetworkAdaptation | None, *, split: bool
+    ) -> torch.Size:
         """Return the shape of a network's output for one input of this shape, cached (in a replay for all devices)."""
         key = (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype)
         if key not in self.outputs:

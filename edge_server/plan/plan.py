@@ -23,7 +23,7 @@ from edge_server.plan.sites import SitesPlan
 from edge_server.plan.training import EarlyStoppingPlan, HyperPlan, TaskPlan
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.protocol.adaptation import Adaptation
+from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Hyper
 from shared.protocol.objective import CLASSIFICATION_SPEC, ObjectiveSpec
 
@@ -217,10 +217,10 @@ class Plan(Section, frozen=True, kw_only=True):
         return None if self.objective == CLASSIFICATION_SPEC else self.objective
 
     @property
-    def adaptation(self) -> Adaptation | None:
+    def adaptation(self) -> NetworkAdaptation | None:
         """What devices do not train of the network; None if they train all of it."""
         frozen, lora = self.model.freeze or (), self.lora or None
-        return Adaptation(frozen=frozen, lora=lora) if frozen or lora else None
+        return NetworkAdaptation(frozen=frozen, lora=lora) if frozen or lora else None
 
     def _evaluate_nothing(self) -> None:
         """Disable the server's evaluation."""

@@ -13,6 +13,18 @@ from shared.tensors.weights_file import KEY, digest_weights
 SHOWN_DIGITS = 12
 
 
+def check_weights(begun: RunOpened | None, new: RunOpened) -> RunOpened:
+    """Return a run's first record: that of a run to resume if its weights are still the same, or a new one with theirs.
+
+    Raises:
+        ConfigError: As `require_same_weights`.
+    """
+    if begun is None:
+        return with_weights(new)
+    require_same_weights(begun)
+    return begun
+
+
 def with_weights(begun: RunOpened) -> RunOpened:
     """Return a new run's record with the digest of its file of pretrained weights.
 

@@ -292,8 +292,7 @@ class Rounds:
             accepted: Updates that an earlier process stored.
             split: Serves the steps of a split round.
         """
-        adapted = self._is_adapted(purpose)
-        broadcast = choose_broadcast(self.algorithm, purpose, self.model, adapted=adapted)
+        broadcast = choose_broadcast(self.algorithm, purpose, self.model, adapted=self._is_adapted(purpose))
         trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
         outgoing = await self.server.worker(self._pack_broadcasts, trees)
         payloads = [(device, payload) for payload in outgoing for device in payload.devices]
@@ -322,13 +321,9 @@ class Rounds:
             device: self._create_task(number, device, assignments[device], payload, purpose)
             for device, payload in payloads
         }
-        if adapted:
-            base = await self.server.worker(self._pack_base, state, list(tasks))
-            tasks = {device: msgspec.structs.replace(task, base=base.transfer) for device, task in tasks.items()}
-            outgoing = [*outgoing, base]
         if split:
             split.join(gather)
-        await self._gather_answers(gather, tasks, outgoing, split, purpose)
+        await self._gather_answers(gather, *await self._attach_base(state, tasks, outgoing, purpose), split, purpose)
         return gather
 
     async def _gather_answers(
@@ -357,6 +352,16 @@ class Rounds:
         outgoing = [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in group_audiences(trees)]
         prune_updates(self.store.updates, trees)
         return outgoing
+
+    async def _attach_base(
+        self, state: State, tasks: dict[str, Task], outgoing: list[Outgoing], purpose: Purpose
+    ) -> tuple[dict[str, Task], list[Outgoing]]:
+        """Return tasks that name the payload of the frozen leaves, if there are some, and all payloads."""
+        if not self._is_adapted(purpose):
+            return tasks, outgoing
+        base = await self.server.worker(self._pack_base, state, list(tasks))
+        attached = {device: msgspec.structs.replace(task, base=base.transfer) for device, task in tasks.items()}
+        return attached, [*outgoing, base]
 
     def _pack_base(self, state: State, devices: list[str]) -> Outgoing:
         """Pack the frozen leaves, which a device requests once."""

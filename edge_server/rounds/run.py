@@ -52,7 +52,7 @@ from edge_server.rounds.input_statistics import add_moments, find_measured, fold
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
 from edge_server.rounds.precision import noted_devices
-from edge_server.rounds.pretrained import require_same_weights, with_weights
+from edge_server.rounds.pretrained import check_weights
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
@@ -184,10 +184,8 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)
     new = msgspec.structs.replace(new, statistics_batches=choose_batches(plan, algorithm))
-    new = await server.worker(with_weights, new)
-    begun = _find_beginning(records, plan) or new
+    begun = await server.worker(check_weights, _find_beginning(records, plan), new)
     require_recorded(begun, plugins)
-    await server.worker(require_same_weights, begun)
     test, labelled = examples = await _load_server_examples(plan, server)
     rounds = Rounds(
         *(run, _site_plan(begun, server.site), server, store, algorithm, link, _blank_network(plan, test), test),

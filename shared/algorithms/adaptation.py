@@ -1,4 +1,7 @@
-"""Restrict a method to a part of the network: frozen leaves do not travel, and adapters are merged for evaluation."""
+"""Restrict a method to a part of the network: frozen leaves do not travel, and adapters are merged for evaluation.
+
+E. J. Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ An adapter of a layer with the weight W, for a linear layer of shape (out, in), 
 and for a convolution, A is one with r channels and W's kernel, and B one of kernel 1. W + alpha / r B A is the merged
 weight, with which the plain network computes the same.
 
-E. J. Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+E. J. Hu et al. LoRA: Low-Rank NetworkAdaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.models.base import Model
 from shared.models.initial_weights import write_uniform
 from shared.models.leaves import read_leaves, tied_names
 from shared.models.running_statistics import freeze_statistics
-from shared.protocol.adaptation import Adaptation, Lora
+from shared.protocol.adaptation import Lora, NetworkAdaptation
 from shared.spelling import guess
 from shared.tensors.tree import Tree
 
@@ -39,7 +39,7 @@ _CONVOLVE: Mapping[type[nn.Module], Callable[..., Tensor]] = {
 MOST_NAMED = 4
 
 
-def adapt(model: Model, adaptation: Adaptation, seed: int | None = None) -> Model:
+def adapt(model: Model, adaptation: NetworkAdaptation, seed: int | None = None) -> Model:
     """Freeze leaves of a network and add its adapters, in place; return it.
 
     Args:
@@ -67,7 +67,7 @@ def freeze(model: Model, names: Iterable[str]) -> Model:
     return replace(model)
 
 
-def frozen_names(model: Model, adaptation: Adaptation) -> frozenset[str]:
+def frozen_names(model: Model, adaptation: NetworkAdaptation) -> frozenset[str]:
     """Return the names of the leaves that are not trained.
 
     Args:

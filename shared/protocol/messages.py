@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import xxhash
 
-from shared.protocol.adaptation import Adaptation
+from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Absent, Cost, Reading, StepCost, TaskCost
 from shared.protocol.objective import ObjectiveSpec
@@ -375,7 +375,7 @@ class Task(Message, frozen=True, kw_only=True):
     plugins: tuple[PluginVersion, ...] = ()
     objective: ObjectiveSpec | None = None
     project: ProjectVersion | None = None
-    adaptation: Adaptation | None = None
+    adaptation: NetworkAdaptation | None = None
     base: Transfer | None = None
 
 

@@ -14,7 +14,7 @@ from shared.models.base import Model
 from shared.models.build import build_blank, build_initial
 from shared.models.leaves import call_with
 from shared.models.running_statistics import measure_statistics, statistic_names
-from shared.protocol.adaptation import Adaptation, Lora
+from shared.protocol.adaptation import Lora, NetworkAdaptation
 from shared.protocol.messages import Spec
 from tests.naming import naming
 
@@ -29,7 +29,7 @@ SMALL = SPECS["mlp"][0]
 
 def adapted(spec: Spec, **options: object) -> Model:
     """Return a network with adapters that add something."""
-    model = adapt(build_initial(spec, 3), Adaptation(lora=Lora(**options)), 3)
+    model = adapt(build_initial(spec, 3), NetworkAdaptation(lora=Lora(**options)), 3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name, leaf in model.layers.named_parameters():
@@ -56,7 +56,7 @@ def test_merged_weights_compute_what_base_and_adapters_do(name):
 
 def test_an_adapter_is_the_papers():
     """W x + alpha / r B A x, from zero: at first the network is the base."""
-    model = adapt(build_initial(SMALL, 3), Adaptation(lora=Lora(rank=2, alpha=3.0, layers=("3",))), 3)
+    model = adapt(build_initial(SMALL, 3), NetworkAdaptation(lora=Lora(rank=2, alpha=3.0, layers=("3",))), 3)
     inputs = torch.randn(4, 6)
     assert torch.equal(model.layers(inputs), build_initial(SMALL, 3).layers(inputs))
     layer = model.layers[3]
@@ -70,30 +70,34 @@ def test_an_adapter_is_the_papers():
 
 
 def test_adapters_are_drawn_from_the_seed_alone():
-    first, again, other = (adapt(build_initial(SMALL, 3), Adaptation(lora=Lora()), seed).tree() for seed in (1, 1, 2))
+    first, again, other = (
+        adapt(build_initial(SMALL, 3), NetworkAdaptation(lora=Lora()), seed).tree() for seed in (1, 1, 2)
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first[f"1.{A}"], other[f"1.{A}"])
 
 
 def test_only_adapters_and_named_layers_are_trained():
-    model = adapt(build_initial(SMALL, 3), Adaptation(lora=Lora(layers=("1",), train=("3",))), 3)
+    model = adapt(build_initial(SMALL, 3), NetworkAdaptation(lora=Lora(layers=("1",), train=("3",))), 3)
     trained = [name for name, leaf in model.layers.named_parameters() if leaf.requires_grad]
     assert trained == [f"1.{A}", f"1.{B}", "3.weight", "3.bias"]
     model.layers(torch.randn(4, 6)).sum().backward()
     assert [name for name, leaf in model.layers.named_parameters() if leaf.grad is not None] == trained
-    assert frozen_names(model, Adaptation(lora=Lora(layers=("1",), train=("3",)))) == {"1.weight", "1.bias"}
+    assert frozen_names(model, NetworkAdaptation(lora=Lora(layers=("1",), train=("3",)))) == {"1.weight", "1.bias"}
 
 
 def test_grouped_convolutions_get_no_adapter():
     spec = Spec(name="ds_cnn", options={"width": 4, "blocks": 1})
-    names = {name for name in adapt(build_initial(spec, 1), Adaptation(lora=Lora()), 1).tree() if is_adapter(name)}
+    names = {
+        name for name in adapt(build_initial(spec, 1), NetworkAdaptation(lora=Lora()), 1).tree() if is_adapter(name)
+    }
     assert {name.partition(".")[0] for name in names} == {"0", "6", "11"}
 
 
 def test_frozen_normalisation_keeps_its_statistics():
     """It normalises by them in training as well, and a measurement of the others leaves them alone."""
     spec = Spec(name="spu_emnist", options={"width": 3})
-    model = adapt(build_initial(spec, 1), Adaptation(frozen=("0", "1")))
+    model = adapt(build_initial(spec, 1), NetworkAdaptation(frozen=("0", "1")))
     inputs, before = torch.randn(8, 1, 28, 28) + 3, {name: leaf.clone() for name, leaf in model.tree().items()}
     frozen, trained = model.layers[1], model.layers[5]
     model.layers.train()
@@ -113,11 +117,11 @@ def test_frozen_normalisation_keeps_its_statistics():
 @pytest.mark.parametrize(
     ("adaptation", "named"),
     [
-        (Adaptation(frozen=("features.*",)), ("model.freeze", "features.*", "1")),
-        (Adaptation(frozen=("1.wieght",)), ("model.freeze", "1.wieght", "1.weight")),
-        (Adaptation(frozen=("*",)), ("model.freeze", "every parameter")),
-        (Adaptation(lora=Lora(layers=("0",))), ("lora.layers", "'0'")),
-        (Adaptation(lora=Lora(train=("head",))), ("lora.train", "'head'")),
+        (NetworkAdaptation(frozen=("features.*",)), ("model.freeze", "features.*", "1")),
+        (NetworkAdaptation(frozen=("1.wieght",)), ("model.freeze", "1.wieght", "1.weight")),
+        (NetworkAdaptation(frozen=("*",)), ("model.freeze", "every parameter")),
+        (NetworkAdaptation(lora=Lora(layers=("0",))), ("lora.layers", "'0'")),
+        (NetworkAdaptation(lora=Lora(train=("head",))), ("lora.train", "'head'")),
     ],
 )
 def test_names_that_match_nothing_are_refused_with_the_nearest(adaptation, named):
@@ -129,6 +133,6 @@ def test_a_shared_weight_gets_no_adapter():
     layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     layers[2].weight = layers[0].weight
     with pytest.raises(ConfigError, match=naming("lora.layers", "shared")):
-        adapt(Model(layers), Adaptation(lora=Lora()))
+        adapt(Model(layers), NetworkAdaptation(lora=Lora()))
     with pytest.raises(ConfigError, match=naming("lora.layers")):
-        adapt(Model(nn.Sequential(nn.GRU(3, 4))), Adaptation(lora=Lora()))
+        adapt(Model(nn.Sequential(nn.GRU(3, 4))), NetworkAdaptation(lora=Lora()))
