@@ -27,7 +27,6 @@ from shared.models.base import Model
 from shared.models.leaves import tied_names
 from shared.protocol.messages import Assignment, Scalar, Value
 from shared.registry import FAULTS, Registry, find
-from shared.runtime.extras import install_command
 from shared.tensors.tree import State, Tree, subtract
 
 log = logging.getLogger("trainer")
@@ -137,7 +136,7 @@ def import_flower() -> Any:
     try:
         import flwr.app  # noqa: PLC0415 - seconds, and only for its apps
     except ImportError as error:
-        remedy = f"install it for the trainer's Python: {install_command('flower')}"
+        remedy = "install it for the trainer's Python: pip install '.[flower]' in a clone of fieldfleet"
         raise ConfigError(f"this plan's apps need Flower ({error}); {remedy}") from error
     return flwr.app
 
