@@ -156,7 +156,10 @@ def _reduction_arguments(create: argparse.ArgumentParser) -> None:
     smaller.add_argument("--int8", action="store_true", help=help_)
     help_ = "send weights as 16-bit floats, which boards expand"
     smaller.add_argument("--float16", action="store_true", help=help_)
-    help_ = "create no --int8 or --float16 release if the accuracy drops by more than X; default: 0.01"
+    help_ = (
+        "create no --int8 or --float16 release if the accuracy drops by more than X, or an error such as rmse rises by "
+    )
+    help_ += "more than this share of it; default: 0.01"
     create.add_argument("--max-drop", type=float, metavar="X", help=help_)
 
 
@@ -280,8 +283,7 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
         "manifest": stored.sha256,
         "created": manifest.created,
         "run": f"{source.run}, round {source.round}, {source.algorithm.name}" + ", personal" * source.personal,
-        "accuracy": f"{_figure(source.accuracy)} on {source.measured_on}" if source.measured_on else "-",
-        **_task_rows(manifest),
+        **_metric_rows(manifest),
         "model": " ".join([manifest.model.name, *(f"{key}={value}" for key, value in manifest.model.options.items())]),
         "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
         "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
@@ -297,11 +299,11 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
     write_text(sys.stdout, TextTable((TextColumn(""), TextColumn("", least=24)), list(rows.items())))
 
 
-def _task_rows(manifest: ReleaseManifest) -> dict[str, str]:
-    """Return the kind and metrics of a release of another task than a classification."""
-    if not manifest.task:
-        return {}
+def _metric_rows(manifest: ReleaseManifest) -> dict[str, str]:
+    """Return the accuracy of a release, or kind and metrics of another task than a classification."""
     task, where = manifest.task, manifest.source.measured_on
+    if not task:
+        return {"accuracy": f"{_figure(manifest.source.accuracy)} on {where}" if where else "-"}
     values = ", ".join(f"{name} {value:.4g}" for name, value in task.values.items())
     return {"task": task.kind, "metrics": f"{values} on {where}" if values and where else ", ".join(task.metrics)}
 

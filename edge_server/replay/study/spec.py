@@ -81,8 +81,13 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
         repeated = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"{path}: variant: two variants have the name {repeated!r}; rename one of them")
     if isinstance(study.plan, str):
-        return study, read(path.parent / study.plan, dict[str, Any])
-    return study, {"name": study.name, **study.plan}
+        plan = read(path.parent / study.plan, dict[str, Any])
+    else:
+        plan = {"name": study.name, **study.plan}
+    target = study.report.target
+    if target is not None and "task" not in plan and not 0 < target <= 1:
+        raise ConfigError(f"{path}: report.target: {target:g} is not an accuracy; give a share above 0, at most 1")
+    return study, plan
 
 
 def canonical(value: object) -> str:
