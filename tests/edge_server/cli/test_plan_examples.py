@@ -22,14 +22,16 @@ AGENTS_ONLY = {
     ("[data]", "partition"),  # a plan has [partition] instead
     ("[data]", "without"),  # derived from [server_data] drawn
 }
-OF_PROJECTS = {("Top of the file", "project")}
-"""Shown by the plan that `edge-server new` writes; a plan in deploy/plans belongs to no project."""
+OF_PROJECTS = {("Top of the file", "project"), ("[data]", "options")}
+"""Keys of a user's own code; a plan in deploy/plans belongs to no project."""
 HEADINGS = {
     "": "Top of the file",
     "device": "[[device]]",
     "server_data": "[data]",
     "target": "[task.target]",
     "drawn": "[data.drawn]",
+    "window": "[data.window]",
+    "mel": "[data.mel]",
     "model": "[model]",
     "codec": "[algorithm]",
     "cut_codec": "[algorithm]",
