@@ -1,4 +1,4 @@
-"""Plugins and projects of child processes that read examples: gates of releases, checks of data."""
+"""Plugins and projects of child processes that read examples."""
 
 from __future__ import annotations
 

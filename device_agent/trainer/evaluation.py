@@ -126,10 +126,10 @@ def _evaluate(
             raise Superseded("a newer task has arrived")
         batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
         [outputs] = session.run([graph.output.name], {graph.input.name: batch})
-        compared = objective.compared(outputs, targets, batch)
-        batch_loss = loss_sum(objective.spec, *compared)
+        predictions, references = objective.compared(outputs, targets, batch)
+        batch_loss = loss_sum(objective.spec, predictions, references)
         if batch_loss is not None:  # None of a loss of the user
-            total.add_loss(batch_loss, len(compared[1]))
+            total.add_loss(batch_loss, len(references))
         if objective.kind == "classification":
             hits += int((outputs.argmax(1) == targets).sum())
         if objective.spec != CLASSIFICATION_SPEC:
@@ -149,7 +149,7 @@ def require_fit(
     """Refuse examples of another shape than the network's input, or with more classes than it has outputs.
 
     Args:
-        inputs: Shape (N, ...).
+        inputs: Float array of shape (N, ...).
         labels: Targets of shape (N, ...).
         place: Path or source of the examples, for the error message.
 

@@ -1,4 +1,4 @@
-"""State formats of this agent version, and the check that a state folder fits them.
+"""State formats of this agent version, and their check.
 
 See `shared.runtime.state_formats` for the rule. A new version writes newer formats only after its trial, since a
 rollback must be able to read them.

@@ -1,4 +1,4 @@
-"""Table cell of a reading: value and quality mark, or the reason of its absence."""
+"""Table cell of a reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a run's compared metric in its records, and the round whose model is best."""
+"""Compared metric in a run's records, and the best round."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ class ComparedMetric(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             metrics: By name; unset in runs that are compared by the accuracy.
-            accuracy: Of a classification.
-            loss: Mean loss.
+            accuracy: None unless the task is a classification.
         """
         measured: Mapping[str, float] = {} if metrics is msgspec.UNSET else metrics
         if self.name in measured:

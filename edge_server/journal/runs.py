@@ -58,8 +58,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         accuracy: Last measured; None for a run that is compared by another metric.
-        metric: That metric; empty for the accuracy.
-        value: Its last value.
+        metric: Name of that metric; empty for the accuracy.
+        value: Last value of that metric.
     """
 
     run: str

@@ -38,7 +38,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
         server_data: Labelled examples for training on the server, that need no download.
         model: Network for these data; absent: that of the plan.
         algorithm: Method for these data; absent: that of the plan.
-        task: What the network learns from these data; absent: what the plan says.
+        task: Learning task on these data; absent: that of the plan.
         hyper: Options of local training for these data; absent: those of the plan.
         optimizer: Resource allocation for these data; absent: that of the plan.
     """
@@ -133,7 +133,7 @@ class Plan(Section, frozen=True, kw_only=True):
         model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
             each agent's file list under `plugins`, like any other plugin.
         lora: Low-rank adapters that are trained in place of the network; absent: none.
-        task: What the network learns: kind of task, loss, metrics.
+        task: Learning task: kind, loss, metrics.
         codec: Encoding of updates, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
         hyper: Options of local training on the devices.
@@ -208,17 +208,17 @@ class Plan(Section, frozen=True, kw_only=True):
 
     @property
     def objective(self) -> ObjectiveSpec:
-        """What the run trains for."""
+        """Objective that the run trains for."""
         return self.task.bare if self.task else CLASSIFICATION_SPEC
 
     @property
     def task_objective(self) -> ObjectiveSpec | None:
-        """What tasks name as their objective; None for the default, which agents of all versions know."""
+        """Objective that tasks carry; None for the default, which agents of all versions know."""
         return None if self.objective == CLASSIFICATION_SPEC else self.objective
 
     @property
     def adaptation(self) -> NetworkAdaptation | None:
-        """What devices do not train of the network; None if they train all of it."""
+        """Frozen parts and adapters of the network; None if devices train all of it."""
         frozen, lora = self.model.freeze or (), self.lora or None
         return NetworkAdaptation(frozen=frozen, lora=lora) if frozen or lora else None
 

@@ -96,7 +96,7 @@ class HyperPlan(SgdOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the learning rate differs between rounds."""
+        """True if the learning rate differs between rounds."""
         return bool(self.warmup_rounds) or (self.schedule or "constant") != "constant"
 
     def rate_factor(self, number: int, rounds: int) -> float:
@@ -114,7 +114,7 @@ class HyperPlan(SgdOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TaskPlan(ObjectiveSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the network learns: kind of task, loss and metrics; absent: classification by cross-entropy.
+    """Learning task: kind, loss and metrics; absent: classification by cross-entropy.
 
     Attributes:
         kind: `classification` into one class each; `multilabel`, several yes-no labels; `regression` of numbers;
@@ -134,7 +134,7 @@ class TaskPlan(ObjectiveSpec, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def bare(self) -> ObjectiveSpec:
-        """The same fields as tasks carry them."""
+        """Objective that tasks carry, with the same fields."""
         return ObjectiveSpec(**{name: getattr(self, name) for name in ObjectiveSpec.__struct_fields__})
 
 

@@ -253,7 +253,7 @@ def _evaluations(closed: RoundClosed, records: Iterable[AnyRecord]) -> list[Eval
 
 
 def _describe_task(run: StoredRun, number: int) -> ReleaseTask | msgspec.UnsetType:
-    """Return what a run trains for, with the metrics of a round; unset for a classification without `[task]`."""
+    """Return a run's objective with the metrics of a round; unset for a classification without `[task]`."""
     assert run.opened
     if run.opened.plan.task_objective is None:
         return msgspec.UNSET

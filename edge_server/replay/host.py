@@ -1,4 +1,4 @@
-"""Process that a replay runs in: its own, or that of a program that imports this one."""
+"""Process that a replay runs in."""
 
 from __future__ import annotations
 

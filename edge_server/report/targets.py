@@ -1,4 +1,4 @@
-"""Target values of the compared metric: the time, energy and traffic that runs needed to reach them."""
+"""Time, energy and traffic that runs need to reach target values."""
 
 from __future__ import annotations
 

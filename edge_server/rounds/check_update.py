@@ -143,7 +143,9 @@ def check_sums(sums: Mapping[str, Sequence[float]], names: Collection[str]) -> N
         WireError: A limit is exceeded.
     """
     if unknown := sorted(sums.keys() - set(names)):
-        raise WireError(f"sums of {unknown[0][:MOST_NAME]!r}, which is no metric of the run", reason="metrics")
+        raise WireError(
+            f"sums of {unknown[0][:MOST_NAME]!r}, which is not among the metrics of the run", reason="metrics"
+        )
     for name, vector in sums.items():
         if not 0 < len(vector) <= MOST_SUMS:
             raise WireError(f"{name}: {len(vector)} sums, not 1 to {MOST_SUMS}", reason="metrics")

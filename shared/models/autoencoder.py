@@ -20,7 +20,7 @@ def autoencoder(features: int = 64, steps: int = 0, channels: int = 0, hidden: i
         features: Numbers of one input of shape (N, features); the last axis of other shapes.
         steps: For inputs of shape (N, steps, features); 0: vectors.
         channels: For images of shape (N, channels, height, width), with the height in `steps`, the width in `features`;
-            0: none.
+            0 for other inputs.
         hidden: Features of the hidden layers before and behind the code.
         code: Features of the code, fewer than an input has.
     """

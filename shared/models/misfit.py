@@ -34,7 +34,7 @@ def describe_misfit(network: nn.Module, call: Callable[[], object], error: BaseE
 
     Args:
         network: The module whose layers are watched.
-        call: Runs the network.
+        call: Function that runs the network and fails.
         error: Error of the first call; its text is the cause where no layer is to blame.
     """
     entered = list[tuple[str, nn.Module, Sequence[Any]]]()

@@ -63,4 +63,4 @@ def unpack_inputs(inputs: Tensor, layout: Sequence[tuple[str, tuple[int, ...], t
         parts = ", ".join(f"{name} {shape}" for name, shape, _ in layout)
         raise ValueError(f"examples have shape {tuple(inputs.shape[1:])}, and {parts} together ({sum(sizes)},)")
     parts_by_name = zip(layout, inputs.split(sizes, dim=1), strict=True)
-    return {name: part.reshape(-1, *shape).to(dtype) for (name, shape, dtype), part in parts_by_name}
+    return {name: part.reshape((-1, *shape)).to(dtype) for (name, shape, dtype), part in parts_by_name}

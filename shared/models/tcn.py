@@ -81,5 +81,6 @@ def tcn(
         chain.append(TemporalBlock(channels, width, kernel, 2**place))
         count += 2 + (channels != width)
         cuts[count] = len(chain)
-    layers = nn.Sequential(*chain, LastStep(), nn.Linear(width, outputs))
+    chain += [LastStep(), nn.Linear(width, outputs)]
+    layers = nn.Sequential(*chain)
     return Model(kaiming(layers), cuts, example=(steps, features), he_normal=True)

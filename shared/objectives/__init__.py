@@ -1,1 +1,1 @@
-"""Objectives: losses, metrics that add over devices, and the record that trains and evaluates by them."""
+"""Objectives of runs: losses, and metrics that add over devices."""

@@ -1,4 +1,4 @@
-"""Built-in losses of numpy arrays, for boards that evaluate without torch; the same values as `losses`."""
+"""Built-in losses on numpy arrays, for boards without torch; equal to `losses`."""
 
 from __future__ import annotations
 

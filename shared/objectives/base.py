@@ -1,4 +1,4 @@
-"""Objective of a run without its loss: kind of task, metrics and direction; for boards that evaluate without torch."""
+"""Objective of a run without its loss, for boards without torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEAST_ERROR = 1e-12
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run is evaluated for.
+    """Objective by which a run is evaluated.
 
     Attributes:
         spec: The spec from which it is built.
@@ -68,7 +68,7 @@ class Objective:
         return self.kind == "anomaly"
 
     def compared(self, outputs: Tensors, targets: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
-        """Return what the loss compares: outputs and targets, or the reconstructions of normal examples and these."""
+        """Return the operands of the loss: outputs and targets, or reconstructions and inputs of normal examples."""
         if not self.reconstructs:
             return outputs, targets
         normal = targets <= 0
@@ -98,7 +98,7 @@ class Objective:
         return sums
 
     def _judged(self, name: str, outputs: Array, targets: Array, inputs: Array) -> tuple[Array, Array]:
-        """Return what a metric compares; AUROC of a reconstruction: errors and labels of all examples."""
+        """Return the operands of a metric; AUROC of a reconstruction: errors and labels of all examples."""
         if not self.reconstructs or name != "auroc":
             return self.compared(outputs, targets, inputs)
         errors = ((outputs.astype(np.float64) - inputs) ** 2).reshape(len(inputs), -1).mean(1)

@@ -1,4 +1,4 @@
-"""Loss functions by name; each returns one value per example, so that the caller chooses the mean.
+"""Loss functions by name; each returns one value per example.
 
 A builder takes the loss's options and returns (outputs, targets) -> losses of shape (N,). Losses over several numbers
 per example (outputs of a regression, pixels) are means over these numbers.

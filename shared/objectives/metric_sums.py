@@ -1,4 +1,4 @@
-"""Sums of loss and metrics over the batches of an evaluation, and over the devices of a round."""
+"""Sums of loss and metrics over batches and devices."""
 
 from __future__ import annotations
 

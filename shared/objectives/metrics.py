@@ -1,4 +1,4 @@
-"""Metrics as sums that add: over batches, and over devices to the value of all their examples together.
+"""Metrics as sums that add over batches and devices.
 
 Computed with numpy, so that boards without torch evaluate by the same code. A metric is a pair of functions: (outputs,
 targets) -> vector of sums, and (sums) -> value.

@@ -1,4 +1,4 @@
-"""Metric of a release, and by how much one model is worse than another; without torch or code of the user."""
+"""Metric of a release, computed without torch or custom code."""
 
 from __future__ import annotations
 

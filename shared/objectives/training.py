@@ -1,4 +1,4 @@
-"""Objective of a run with its loss: what every training, on devices and on the server, minimises."""
+"""Objective of a run with its loss, which training minimises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, Objectiv
 
 @dataclass(frozen=True)
 class TrainingObjective(Objective):
-    """What a run trains for."""
+    """Objective by which a run trains."""
 
     @cached_property
     def loss_function(self) -> LossFunction:

@@ -1,4 +1,4 @@
-"""Description of a neural network's inputs: sent by boards, compared by servers, published with releases."""
+"""Description of a neural network's inputs in updates and releases."""
 
 from __future__ import annotations
 

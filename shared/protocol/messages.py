@@ -103,7 +103,7 @@ LOSSLESS = Spec(name="dense")
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a training step does beyond plain SGD; names are those of the plan's `[hyper]`.
+    """Options of a training step beyond plain SGD; names are those of the plan's `[hyper]`.
 
     Attributes:
         optimizer: Rule of the step. Momentum is SGD's alone.

@@ -1,4 +1,4 @@
-"""Objective of a run as plans write it and tasks carry it: kind of task, loss, metrics, target value."""
+"""Objective of a run in plans and tasks: kind, loss, metrics, target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ObjectiveSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run trains for.
+    """Objective that a run trains for.
 
     Attributes:
         kind: Kind of task, which decides the type of the targets, and the default loss and metrics.

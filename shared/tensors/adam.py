@@ -1,4 +1,4 @@
-"""Adam and AdamW steps: identical to `torch.optim.Adam` and `torch.optim.AdamW` bit for bit, without their overhead.
+"""Adam and AdamW steps, bit for bit those of `torch.optim`, without its overhead.
 
 Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015. https://arxiv.org/abs/1412.6980
 Loshchilov, Hutter. Decoupled Weight Decay Regularization. ICLR 2019. https://arxiv.org/abs/1711.05101

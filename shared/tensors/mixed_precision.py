@@ -1,4 +1,4 @@
-"""Mixed precision of a training step: forward pass and gradients of 16 bits, parameters and their changes of 32.
+"""Mixed precision of a training step: 16-bit forward pass and gradients, 32-bit parameters.
 
 Micikevicius et al. Mixed Precision Training. ICLR 2018. https://arxiv.org/abs/1710.03740
 
@@ -50,7 +50,7 @@ class MixedPrecision:
     """Precision of one task's steps.
 
     Attributes:
-        device_type: As in `torch.device`.
+        device_type: Type of a `torch.device`, such as `cuda`.
         dtype: Type of the forward pass; None for the parameters' own.
         scale: Factor of the loss.
     """

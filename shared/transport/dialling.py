@@ -1,4 +1,4 @@
-"""Run a blocking connect call in a separate thread, so that the caller can cancel the wait.
+"""Blocking connect call in a separate thread, with a cancellable wait.
 
 `asyncio.run` waits at its end for its own threads: a name that no server resolves would delay the end of a process by
 a minute.

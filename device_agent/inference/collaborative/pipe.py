@@ -1,4 +1,4 @@
-"""Relay requests for a split network's upper layers from the inference process through the agent's connection.
+"""Relay of the inference process's requests for upper layers over the agent's connection.
 
 Uses a socket pair of its own, because commands on the pipes are answered in order and must not wait for the network.
 Format: u32 length, MessagePack, payload bytes. The relay ends when either side closes.

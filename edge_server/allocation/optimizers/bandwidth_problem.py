@@ -1,4 +1,4 @@
-r"""Joint bandwidth and pruning problem of Liu et al.: uplink shares b_k, pruning ratios rho_k.
+r"""Joint bandwidth and pruning problem of Liu et al.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks. https://arxiv.org/abs/2309.01816
@@ -41,7 +41,7 @@ class Bandwidth:
         personal_s: T_per_k, seconds of the steps on the personal part.
         warm_up_s: T_W_k, seconds of the steps that measure importance.
         upload_bits: W, bits of the whole global part.
-        threshold_s: T_th, in seconds.
+        threshold_s: T_th, time limit of the round.
         most_pruned: rho_max; 1 for no floor.
         most_share: b_max, maximum share of the uplink per device.
     """
@@ -89,17 +89,15 @@ class BandwidthTerms:
     """Problem in the symbols of the module docstring; excluded devices have s = u = 1, c = 0 and cap 0.
 
     Attributes:
-        slack: s_k, in seconds.
+        slack: s_k, seconds left for steps and upload.
         full: u_k, seconds of the whole upload over the whole uplink.
-        compute: c_k, in seconds.
+        compute: c_k, seconds of the masked steps.
         floor: Minimum b_k; zero where it does not fit.
         full_floor: Minimum b_k if the floors of all devices fitted.
-        cap: Maximum b_k.
+        cap: Maximum b_k of each device.
         limited: Devices whose b_k is limited by b_max.
         valid: Devices with valid figures.
         takes_part: Devices with time, a link and a clock.
-        feasible: See `Shares`.
-        enough_s: See `Shares`.
     """
 
     slack: Array

@@ -1,4 +1,4 @@
-"""Solve the two convex subproblems of optimizer `hcef`, sent shares (P2.1) and local steps (P2.2), with cvxpy."""
+"""Subproblems of optimizer `hcef` solved with cvxpy: sent shares (P2.1), local steps (P2.2)."""
 
 from __future__ import annotations
 

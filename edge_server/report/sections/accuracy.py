@@ -1,4 +1,4 @@
-"""Report section: final accuracy by class, and compared metric by device, runs side by side."""
+"""Report section: final accuracy by class, compared metric by device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue of gradient frames: one of each device in turn, within each device's byte budget."""
+"""Round-robin queue of gradient frames within each device's byte budget."""
 
 from __future__ import annotations
 

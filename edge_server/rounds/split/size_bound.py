@@ -1,4 +1,4 @@
-"""Bound on the size of a device's features relative to those of the other devices."""
+"""Bound on feature size relative to the other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of processes that a chaos study kills, and the phases that it waits for."""
+"""Processes that a chaos study kills, and phases that it awaits."""
 
 from __future__ import annotations
 

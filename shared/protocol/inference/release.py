@@ -150,10 +150,9 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a network was trained for, other than a classification by its accuracy.
+    """Objective of a network, other than a classification by its accuracy.
 
     Attributes:
-        kind: Of the task.
         metrics: Names of its metrics; by the first, models are compared.
         direction: Whether larger or smaller values of that are better.
         options: Options of the loss, which the metric shares: `q` of `quantile`.
