@@ -26,7 +26,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, retry_write
 from edge_server.journal.plan_queue import PlanQueue
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import ended_runs, has_rounds, is_empty, record_run_order, run_exists
+from edge_server.journal.runs import LOCAL, ended_runs, has_rounds, is_empty, record_run_order, run_exists
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.inputs import describe_unapplied
 from edge_server.plan.plan import Plan
@@ -265,13 +265,24 @@ async def _require_alone(transport: MqttTransport, site: str, session: Session, 
 
 @contextmanager
 def _unless_begun(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run that failed before its first round: nothing is lost."""
+    """Remove the folder of a run that failed before its first round; logs of a trial on this machine stay."""
     try:
         yield
     except BaseException as error:
         if is_empty(folder) or (isinstance(error, ConfigError) and not has_rounds(folder)):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_run(folder)
         raise
+
+
+def _remove_run(folder: Path) -> None:
+    if not (folder / LOCAL).is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and path.name != LOCAL:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
 
 
 @asynccontextmanager
