@@ -9,7 +9,7 @@ from edge_server.journal.records import UpdateAccepted, closed_rounds
 from shared.algorithms.fedavg import descend_batches
 from shared.errors import ConfigError, TaskFailed
 from shared.models.build import build_initial
-from shared.objectives.training import CLASSIFICATION
+from shared.objectives.classification import CLASSIFICATION
 from shared.protocol.messages import Hyper, Spec, StepOptions
 from shared.tensors.mixed_precision import computes_in
 from shared.tensors.placement import CPU, choose_device, describe, explain_exhausted_memory

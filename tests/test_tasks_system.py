@@ -279,7 +279,7 @@ def test_reports_traces_and_lists_go_by_the_metric(tmp_path, capsys):
     _, records = replay_plan(plan, tmp_path / RUN)
     last = closed_rounds(records)[-1]
     digest = digest_run(records)
-    assert [round_.compared() for round_ in digest.rounds] == [value for value, _ in measured_rounds(records)]
+    assert [round_.metric_value() for round_ in digest.rounds] == [value for value, _ in measured_rounds(records)]
     assert best_value(digest) == min(measured_rounds(records))[0]
     [target, *worse] = default_targets([digest])
     assert target >= best_value(digest)

@@ -30,7 +30,7 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedavg import descend_batches
 from shared.models.build import build_initial
-from shared.objectives.training import CLASSIFICATION
+from shared.objectives.classification import CLASSIFICATION
 from shared.protocol import wire
 from shared.protocol.clip import clip
 from shared.protocol.messages import Hyper, Spec, Update

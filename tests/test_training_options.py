@@ -135,7 +135,7 @@ def test_an_agent_that_would_ignore_an_option_takes_no_part(tmp_path, option):
             for puppet in devices[:2]:
                 task = await puppet.task()
                 assert f"hyper.{option.split()[0]}" in TASK_FIELDS
-                assert task.assignment.hyper.step.used == {option.split()[0]}
+                assert task.assignment.hyper.step.features == {option.split()[0]}
                 await puppet.answer(task, moved(here.plan, 0.1))
             _, rounds = await here.ended()
             notes = [record.what for record in here.store.records() if isinstance(record, Noted)]

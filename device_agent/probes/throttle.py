@@ -98,11 +98,11 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     Raises:
         NoData: The board has no source.
     """
-    answers: dict[str, ThrottleReport] = {}
+    sources, answers = _sources(), dict[str, ThrottleReport]()
     lacking: dict[str, Absent] = {}
     for source in profile.throttle.sources:
         try:
-            answers[source] = SOURCES[source](root, profile.throttle)
+            answers[source] = sources[source](root, profile.throttle)
         except NoData as error:
             lacking[source] = describe_absence(error)
     if all(absence.lack == "not_present" for absence in lacking.values()) and not answers:
@@ -334,10 +334,11 @@ def _read_figures(paths: list[Path], what: str, most: float = 1) -> tuple[dict[P
     return figures, describe_absence(refusal) if refusal else None
 
 
-SOURCES: Mapping[str, Source] = {
-    FIRMWARE: _read_firmware,
-    "soctherm": _read_soctherm,
-    "ina3221_alarm": _read_ina3221_alarm,
-    "cooling_device": _read_cooling_devices,
-    "clock": _read_clock_caps,
-}
+def _sources() -> Mapping[str, Source]:
+    return {
+        FIRMWARE: _read_firmware,
+        "soctherm": _read_soctherm,
+        "ina3221_alarm": _read_ina3221_alarm,
+        "cooling_device": _read_cooling_devices,
+        "clock": _read_clock_caps,
+    }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer.held_out_score import NOT_EVALUATED, HeldOutScore, build_score
+from device_agent.trainer.held_out_score import HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from shared.data.assigned import with_assignment
 from shared.data.fingerprint import Fingerprint, fingerprint
@@ -76,7 +76,7 @@ def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: Ta
         Superseded: The task was cancelled.
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
-    task, score = job.task, NOT_EVALUATED
+    task, score = job.task, HeldOutScore()
     objective = build_objective(task.objective or CLASSIFICATION_SPEC)
     with monitor.measure_block() as usage:
         if job.data.is_labelled or objective.reconstructs:
@@ -126,7 +126,7 @@ def _evaluate(
             raise Superseded("a newer task has arrived")
         batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
         [outputs] = session.run([graph.output.name], {graph.input.name: batch})
-        predictions, references = objective.compared(outputs, targets, batch)
+        predictions, references = objective.operands(outputs, targets, batch)
         batch_loss = loss_sum(objective.spec, predictions, references)
         if batch_loss is not None:  # None of a loss of the user
             total.add_loss(batch_loss, len(references))

@@ -22,9 +22,6 @@ class HeldOutScore:
     sums: Mapping[str, list[float]] = field(default_factory=dict)
 
 
-NOT_EVALUATED = HeldOutScore()
-
-
 def build_score(
     *,
     examples: int,

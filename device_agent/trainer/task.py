@@ -30,7 +30,7 @@ from device_agent.trainer.draft import (
     write_update,
 )
 from device_agent.trainer.evaluation import HeldOut, TaskMonitor, evaluate_by_graph
-from device_agent.trainer.held_out_score import NOT_EVALUATED, HeldOutScore, build_score
+from device_agent.trainer.held_out_score import HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import forward_backward, time_steps
@@ -52,8 +52,8 @@ from shared.models.build import build_blank, seed_torch
 from shared.models.chain import count_below
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistic_names
-from shared.objectives.losses import LOSSES
-from shared.objectives.metrics import METRICS
+from shared.objectives.loss_table import LOSSES
+from shared.objectives.metric_table import METRICS
 from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.plugins import require_same
 from shared.protocol import payload as payloads
@@ -331,7 +331,7 @@ def _only_evaluates(task: Task) -> bool:
 
 def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps as the task requests."""
-    job, algorithm, held_out = task.job, task.algorithm, NOT_EVALUATED
+    job, algorithm, held_out = task.job, task.algorithm, HeldOutScore()
     state, result, transfer, step = None, None, None, None
     with task.measure() as usage, seed_torch(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
@@ -375,7 +375,7 @@ def _use_personal_model(task: TrainingTask, personal: Personal, state: State | N
 def _perform_sums(task: TrainingTask) -> None:
     """Sum the inputs of the examples to train on, and send only these sums."""
     with task.measure() as usage:
-        sums = task.add_input_sums(NOT_EVALUATED)
+        sums = task.add_input_sums(HeldOutScore())
     cost = msgspec.structs.replace(usage.add_to(task.job.cost), bytes_up=0)
     write_update(task.job, None, None, sums, cost, trained_on=task.trained_on)
 
@@ -389,7 +389,7 @@ def _perform_measurement(task: TrainingTask) -> None:
         result = Result(statistics, 1.0, 0, metrics=metrics)
         transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
     cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size)
-    write_update(job, result, transfer, NOT_EVALUATED, cost, trained_on=task.trained_on)
+    write_update(job, result, transfer, HeldOutScore(), cost, trained_on=task.trained_on)
 
 
 def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tree:
@@ -470,11 +470,11 @@ def _evaluate(task: TrainingTask, tree: Tree) -> HeldOutScore:
     """Evaluate parameters on the device's held-out examples, if there are any, or by the user's program."""
     if program := task.algorithm.program:
         if not task.job.task.evaluate:
-            return NOT_EVALUATED
+            return HeldOutScore()
         return HeldOutScore(program.evaluate(task.model, task.read_state()[0], tree, task.job.task.assignment))
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
-        return NOT_EVALUATED
+        return HeldOutScore()
     model = task.model
     leaves = {name: tree[name] for name in model.tree() if name in tree}  # of a personal model, counters may be absent
     scored = score(model.layers.eval(), leaves, held_out, task.objective)

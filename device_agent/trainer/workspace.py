@@ -28,8 +28,9 @@ from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
 from shared.models.evaluate import output_shape
 from shared.models.leaves import read_constants, reset_constants
+from shared.objectives.classification import CLASSIFICATION
 from shared.objectives.fit import require_fit
-from shared.objectives.training import CLASSIFICATION, TrainingObjective
+from shared.objectives.training import TrainingObjective
 from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Assignment, Spec
 from shared.runtime.memory import require_room

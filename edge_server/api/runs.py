@@ -40,16 +40,12 @@ class Run:
 
     Attributes:
         folder: Folder of the run, with journal and checkpoints.
+        name: Name of the run, by which `open_run` finds it.
         records: Its journal, in order.
     """
 
     def __init__(self, folder: Path, records: Sequence[AnyRecord]) -> None:
-        self.folder, self.records = folder, list(records)
-
-    @property
-    def name(self) -> str:
-        """Name of the run, by which `open_run` finds it."""
-        return self.folder.name
+        self.folder, self.name, self.records = folder, folder.name, list(records)
 
     @property
     def plan(self) -> Plan:
@@ -80,7 +76,7 @@ class Run:
     def value(self) -> float | None:
         """This metric after the last evaluated round; None if there is none."""
         last = last_evaluated(self.digest)
-        return last.compared() if last else None
+        return last.metric_value() if last else None
 
     @property
     def rounds(self) -> list[RoundDigest]:

@@ -74,7 +74,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     value: float | msgspec.UnsetType | None = msgspec.UNSET
 
     @property
-    def compared(self) -> str:
+    def metric_value(self) -> str:
         """Last value of the compared metric with its name, `0.9431` for an accuracy; `-` without any."""
         if self.metric is msgspec.UNSET:
             return ACCURACY.format(self.accuracy)

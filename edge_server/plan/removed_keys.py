@@ -20,6 +20,8 @@ from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_STALE = "one hour applies to every optimizer; no paper names this limit"
+
 
 @dataclass(frozen=True)
 class RemovedKey:
@@ -36,8 +38,6 @@ class RemovedKey:
     value: float | str
     reason: str
 
-
-_STALE = "one hour applies to every optimizer; no paper names this limit"
 
 REMOVED_KEYS = (
     RemovedKey("round", "most_diverged", 3, "the third diverged round in a row returns the run to its last good model"),

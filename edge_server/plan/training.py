@@ -74,8 +74,8 @@ class HyperPlan(SgdOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"step_factor is {self.step_factor}: give a factor above 0 and at most 1")
 
     def _require_absent(self, keys: Iterable[str], chosen_by: str, choice: str) -> None:
-        if given := [key for key in keys if getattr(self, key) is not msgspec.UNSET]:
-            raise ValueError(f"{given[0]} is set, and only {chosen_by} = {choice!r} reads it; remove it, or set that")
+        if present := [key for key in keys if getattr(self, key) is not msgspec.UNSET]:
+            raise ValueError(f"{present[0]} is set, and only {chosen_by} = {choice!r} reads it; remove it, or set that")
 
     @property
     def step(self) -> StepOptions:
@@ -89,10 +89,10 @@ class HyperPlan(SgdOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             number: The round, from 1; tasks beside the rounds may have others.
             rounds: Rounds of the whole run.
         """
-        given = {key: getattr(self, key) for key in BASE_KEYS}
-        given["learning_rate"] *= self.rate_factor(min(max(number, 1), rounds), rounds)
+        values = {key: getattr(self, key) for key in BASE_KEYS}
+        values["learning_rate"] *= self.rate_factor(min(max(number, 1), rounds), rounds)
         step = self.step
-        return Hyper(**given, step_options=step if step != PLAIN_STEP else msgspec.UNSET)
+        return Hyper(**values, step_options=step if step != PLAIN_STEP else msgspec.UNSET)
 
     @property
     def is_scheduled(self) -> bool:

@@ -78,7 +78,7 @@ def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) ->
 
 def can_stack(step: StepOptions) -> bool:
     """Return true if a step of stacked devices is each device's own: not if gradients have a common norm or scale."""
-    return not step.used - {"optimizer"}
+    return not step.features - {"optimizer"}
 
 
 def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:

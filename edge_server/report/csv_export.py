@@ -113,9 +113,9 @@ def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
 def _metrics(run: Digest, round_: RoundDigest) -> Iterator[Line]:
     metric = run.metric.name
     scopes: list[Scope] = ["device", *known_fleet_scopes([run])]
-    figures = {metric: round_.compared()} | (round_.metrics or {})
+    figures = {metric: round_.metric_value()} | (round_.metrics or {})
     figures |= {"test_loss": round_.test_loss, "loss": round_.loss}
-    figures |= {f"{scope}_{metric}": round_.compared(scope) for scope in scopes}
+    figures |= {f"{scope}_{metric}": round_.metric_value(scope) for scope in scopes}
     for name, value in figures.items():
         yield _figure(run, round_.round, "", name, value)
 
@@ -125,7 +125,7 @@ def _device(run: Digest, device: DeviceDigest) -> Iterator[Line]:
         yield Line(run.run, "", device.device, name, getattr(device, name), whole=_yes(bool(getattr(device, name))))
     for name in ("went_away", "selected", "arrived", "late", "failed"):
         yield _figure(run, "", device.device, name, getattr(device, name))
-    yield _figure(run, "", device.device, run.metric.name, device.compared)
+    yield _figure(run, "", device.device, run.metric.name, device.metric_value)
     for name, value in device.most.items():
         yield Line(run.run, "", device.device, f"most.{name}", value)
     yield _amount(run, "", device.device, "seconds.rounds", Amount(value=device.rounds_s))

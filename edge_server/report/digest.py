@@ -229,7 +229,7 @@ class RoundDigest(Traffic, frozen=True, kw_only=True):
     joules: Amount
     until: SpentByRound
 
-    def compared(self, scope: Scope = "") -> float | None:
+    def metric_value(self, scope: Scope = "") -> float | None:
         """Return the metric by which the run is compared; None if it was not measured."""
         name = "accuracy" if self.value is msgspec.UNSET else "value"
         value: float | msgspec.UnsetType | None = getattr(self, f"{scope}_{name}" if scope else name)
@@ -265,7 +265,7 @@ class DeviceDigest(Traffic, frozen=True, kw_only=True):
     most: dict[str, float] = {}
 
     @property
-    def compared(self) -> float | None:
+    def metric_value(self) -> float | None:
         """The metric by which the run is compared; None if it was not measured."""
         return self.accuracy if self.value is msgspec.UNSET else self.value
 
@@ -337,7 +337,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
 def known_fleet_scopes(runs: Iterable[Digest]) -> list[Scope]:
     """Return the elements of `FLEET_SCOPES` whose compared metric any of the runs knows."""
     rounds = [round_ for run in runs for round_ in run.rounds]
-    return [scope for scope in FLEET_SCOPES if any(round_.compared(scope) is not None for round_ in rounds)]
+    return [scope for scope in FLEET_SCOPES if any(round_.metric_value(scope) is not None for round_ in rounds)]
 
 
 def common_metric(runs: Iterable[Digest]) -> ComparedMetric | None:

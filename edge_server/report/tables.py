@@ -53,10 +53,10 @@ def summary_table(runs: Sequence[Digest]) -> Markup:
     rows = [
         ["outcome", *(_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs)],
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
-        [f"{name} at the end", *_compared(runs, [last.compared() if last else None for last in last_rounds])],
-        [f"best {name}", *_compared(runs, [compare.best_value(run) for run in runs])],
+        [f"{name} at the end", *_metric_cells(runs, [last.metric_value() if last else None for last in last_rounds])],
+        [f"best {name}", *_metric_cells(runs, [compare.best_value(run) for run in runs])],
         *(
-            [row, *_compared(runs, [last.compared("global") if last else None for last in last_rounds])]
+            [row, *_metric_cells(runs, [last.metric_value("global") if last else None for last in last_rounds])]
             for row in [f"{name} of the aggregated model"] * any(run.personal for run in runs)
         ),
         *_metric_rows(runs),
@@ -68,7 +68,7 @@ def summary_table(runs: Sequence[Digest]) -> Markup:
             ]
             for _ in range(any(run.personal for run in runs))
         ),
-        [f"{name} on devices", *_compared(runs, [run.on_devices for run in runs])],
+        [f"{name} on devices", *_metric_cells(runs, [run.on_devices for run in runs])],
     ]
     for field, kind, heading in _spending_rows(runs):
         amounts = [getattr(total, field) if total else Amount() for total in totals]
@@ -155,7 +155,7 @@ def _last_metrics(run: Digest) -> dict[str, float] | None:
     return next((round_.metrics for round_ in reversed(run.rounds) if round_.metrics), None)
 
 
-def _compared(runs: Sequence[Digest], values: Sequence[float | None]) -> list[Markup]:
+def _metric_cells(runs: Sequence[Digest], values: Sequence[float | None]) -> list[Markup]:
     metric = common_metric(runs)
     texts = [formatting.format_metric(value, run.metric) for run, value in zip(runs, values, strict=True)]
     changes = [formatting.format_metric_change(value, values[0], metric) if metric else "" for value in values]
@@ -186,37 +186,41 @@ def _cells(texts: Sequence[str], changes: Sequence[str]) -> list[Markup]:
     return [figure_with_change(text, change) for text, change in pairs]
 
 
-FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
-    ("trial", lambda run: run.plan.name),
-    ("kind", lambda run: f"live, {clock_kind(run)} seconds" if run.live else f"replay, {clock_kind(run)} seconds"),
-    ("started", lambda run: run.started or NOTHING),
-    ("algorithm", lambda run: formatting.format_spec(run.plan.algorithm)),
-    ("model", lambda run: formatting.format_spec(run.plan.model)),
-    ("codec", lambda run: formatting.format_spec(run.plan.codec)),
-    ("training", lambda run: formatting.format_section(run.plan.hyper)),
-    ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'"),
-    ("partition", lambda run: formatting.format_section(run.plan.partition)),
-    ("cohort", lambda run: formatting.format_section(run.plan.cohort)),
-    ("a round ends", lambda run: formatting.format_section(run.plan.round)),
-    ("budget", lambda run: formatting.format_section(run.plan.budget) or "none"),
-    ("seed", lambda run: str(run.plan.seed)),
-    (
-        "versions",
-        lambda run: ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items())) or NOTHING,
-    ),
-    ("agents", lambda run: _join_sorted(device.version for device in run.devices)),
-    ("devices that took part", lambda run: str(len(run.devices))),
-    ("boards", lambda run: _join_sorted(device.board for device in run.devices)),
-    ("server processes", lambda run: str(run.servers or NOTHING)),
-    (
-        "disconnections of devices",
-        lambda run: str(sum(device.went_away for device in run.devices)) if run.servers else NOTHING,
-    ),
-    ("joules of measurements before round 1", lambda run: formatting.format_amount(run.measuring, "joules")),
-    ("rewinds after a lost checkpoint", lambda run: f"{run.went_back} times"),
-    ("refused by the server", lambda run: _counts(run) or "nothing"),
-    ("notes", lambda run: "; ".join(run.notes) or "none"),
-)
+def _list_facts() -> Sequence[tuple[str, Callable[[Digest], str]]]:
+    return (
+        ("trial", lambda run: run.plan.name),
+        ("kind", lambda run: f"live, {clock_kind(run)} seconds" if run.live else f"replay, {clock_kind(run)} seconds"),
+        ("started", lambda run: run.started or NOTHING),
+        ("algorithm", lambda run: formatting.format_spec(run.plan.algorithm)),
+        ("model", lambda run: formatting.format_spec(run.plan.model)),
+        ("codec", lambda run: formatting.format_spec(run.plan.codec)),
+        ("training", lambda run: formatting.format_section(run.plan.hyper)),
+        (
+            "data",
+            lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'",
+        ),
+        ("partition", lambda run: formatting.format_section(run.plan.partition)),
+        ("cohort", lambda run: formatting.format_section(run.plan.cohort)),
+        ("a round ends", lambda run: formatting.format_section(run.plan.round)),
+        ("budget", lambda run: formatting.format_section(run.plan.budget) or "none"),
+        ("seed", lambda run: str(run.plan.seed)),
+        (
+            "versions",
+            lambda run: ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items())) or NOTHING,
+        ),
+        ("agents", lambda run: _join_sorted(device.version for device in run.devices)),
+        ("devices that took part", lambda run: str(len(run.devices))),
+        ("boards", lambda run: _join_sorted(device.board for device in run.devices)),
+        ("server processes", lambda run: str(run.servers or NOTHING)),
+        (
+            "disconnections of devices",
+            lambda run: str(sum(device.went_away for device in run.devices)) if run.servers else NOTHING,
+        ),
+        ("joules of measurements before round 1", lambda run: formatting.format_amount(run.measuring, "joules")),
+        ("rewinds after a lost checkpoint", lambda run: f"{run.went_back} times"),
+        ("refused by the server", lambda run: _counts(run) or "nothing"),
+        ("notes", lambda run: "; ".join(run.notes) or "none"),
+    )
 
 
 def _join_sorted(words_: Iterable[str]) -> str:
@@ -230,7 +234,7 @@ def _counts(run: Digest) -> str:
 def facts_table(runs: Sequence[Digest]) -> Markup:
     """Return the settings of the runs with differences in bold, and their full plans."""
     rows = []
-    for name, of in FACTS:
+    for name, of in _list_facts():
         values = [of(run) for run in runs]
         rows.append([name, *(element("b", value) if len(set(values)) > 1 else value for value in values)])
     plans = [

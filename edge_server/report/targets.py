@@ -20,19 +20,19 @@ DIGITS = 3
 
 def round_reaching(run: Digest, target: float) -> RoundDigest | None:
     """Return the first round whose model reached an accuracy or other compared metric, or None."""
-    rounds = ((round_, round_.compared()) for round_ in run.rounds)
+    rounds = ((round_, round_.metric_value()) for round_ in run.rounds)
     return next((round_ for round_, value in rounds if value is not None and run.metric.reaches(value, target)), None)
 
 
 def best_value(run: Digest) -> float | None:
     """Return the best accuracy, or other compared metric, of a run's model, or None if it was never evaluated."""
-    values = (value for round_ in run.rounds if (value := round_.compared()) is not None)
+    values = (value for round_ in run.rounds if (value := round_.metric_value()) is not None)
     return max(values, key=run.metric.rank, default=None)
 
 
 def last_evaluated(run: Digest) -> RoundDigest | None:
     """Return the last round whose model was evaluated, or None."""
-    return next((round_ for round_ in reversed(run.rounds) if round_.compared() is not None), None)
+    return next((round_ for round_ in reversed(run.rounds) if round_.metric_value() is not None), None)
 
 
 def default_targets(runs: Sequence[Digest]) -> list[float]:

@@ -254,7 +254,7 @@ def _can_begin(plan: Plan, algorithm: Algorithm, model: Model) -> bool:
 
 def _check_step(plan: Plan, algorithm: Algorithm, path: Path) -> None:
     """Refuse options of the training step that the algorithm's own steps would ignore."""
-    if missing := sorted(plan.hyper.step.used - algorithm.step_options):
+    if missing := sorted(plan.hyper.step.features - algorithm.step_options):
         able = sorted(name for name, builder in ALGORITHMS.items() if missing[0] in builder().step_options)
         raise ConfigError(
             f"{path}: hyper.{missing[0]}: algorithm {plan.algorithm.name!r} trains by its own steps, which do not "

@@ -71,8 +71,8 @@ def find_measured(records: Iterable[AnyRecord]) -> Inputs | None:
     return measured[-1] if measured else None
 
 
-def add_moments(known: RunInputs | None, measured: Inputs) -> RunInputs:
+def add_moments(prior: RunInputs | None, measured: Inputs) -> RunInputs:
     """Return a run's inputs with the measured mean and deviation, still to be recorded with a round."""
-    known = known or RunInputs(Inputs(), "the run has")
-    inputs = msgspec.structs.replace(known.inputs, mean=measured.mean, std=measured.std)
-    return replace(known, inputs=inputs, is_measured=True, is_recorded=known.inputs == inputs and known.is_recorded)
+    prior = prior or RunInputs(Inputs(), "the run has")
+    inputs = msgspec.structs.replace(prior.inputs, mean=measured.mean, std=measured.std)
+    return replace(prior, inputs=inputs, is_measured=True, is_recorded=prior.inputs == inputs and prior.is_recorded)

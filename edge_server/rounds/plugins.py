@@ -13,8 +13,8 @@ from shared.codecs import CODECS
 from shared.data.sources.read import SOURCES
 from shared.errors import ConfigError
 from shared.models import MODELS
-from shared.objectives.losses import LOSSES
-from shared.objectives.metrics import METRICS
+from shared.objectives.loss_table import LOSSES
+from shared.objectives.metric_table import METRICS
 from shared.plugins import SHOWN_DIGITS, identify
 from shared.protocol.messages import PluginVersion
 from shared.registry import Registry

@@ -225,7 +225,7 @@ def build_membership(
     needs |= {ADAPTATION} if plan.adaptation else frozenset()
     needs |= {NORMALISE} if is_federated(plan) else frozenset()
     needs |= {PLUGINS} if task_plugins(plan) else frozenset()
-    needs |= {STEP_FIELD + name for name in plan.hyper.step.used}
+    needs |= {STEP_FIELD + name for name in plan.hyper.step.features}
     return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records), needs=needs)
 
 

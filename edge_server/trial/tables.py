@@ -360,7 +360,7 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
         (
             summary.run,
             f"{summary.rounds}/{summary.of}",
-            summary.compared,
+            summary.metric_value,
             summary.outcome,
             summary.algorithm,
             summary.started,

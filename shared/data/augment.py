@@ -5,7 +5,7 @@ The task's seed decides all changes, so a repeated task sees the same pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,7 +36,3 @@ def crop_flip(pictures: Tensor, generator: torch.Generator) -> Tensor:
     columns = column_shift + torch.where(mirrored, torch.arange(width - 1, -1, -1), torch.arange(width))
     each, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
     return padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-AUGMENTS: Mapping[str, Augment] = {"crop-flip": crop_flip}
-"""Augmentations by their name in `Data.augment`."""

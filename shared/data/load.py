@@ -5,11 +5,16 @@ Devices without torch evaluate on the arrays of `sources.read`; here they become
 
 from __future__ import annotations
 
-from shared.data.augment import AUGMENTS
+from collections.abc import Mapping
+
+from shared.data.augment import Augment, crop_flip
 from shared.data.examples import Examples
 from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_share, read_whole
 from shared.data.spec import Data
+
+AUGMENTS: Mapping[str, Augment] = {"crop-flip": crop_flip}
+"""Augmentations by their name in `Data.augment`."""
 
 
 def load(spec: Data) -> Examples:

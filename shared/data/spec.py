@@ -177,8 +177,8 @@ def require_source(spec: Data, place: str) -> None:
         ConfigError: It is unknown.
     """
     if spec.source not in SOURCE_NAMES and locate(Registry("source", "sources", {}), spec.source) is None:
-        known = f"{', '.join(sorted(SOURCE_NAMES))}{guess(spec.source, SOURCE_NAMES)}"
-        raise ConfigError(f"{place}: data.source: unknown source {spec.source[:60]!r}; known: {known}")
+        names = f"{', '.join(sorted(SOURCE_NAMES))}{guess(spec.source, SOURCE_NAMES)}"
+        raise ConfigError(f"{place}: data.source: unknown source {spec.source[:60]!r}; known: {names}")
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

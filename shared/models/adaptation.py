@@ -102,8 +102,8 @@ def select_names(names: Iterable[str], patterns: Iterable[str], key: str) -> fro
         if not matched:
             every = [prefix for each in prefixes.values() for prefix in each]
             near = guess(pattern, every) or guess(pattern.rstrip(".*"), every)
-            known = ", ".join([*dict.fromkeys(name.partition(".")[0] for name in prefixes)][:MOST_NAMED])
-            raise ConfigError(f"{key}: {pattern!r} matches nothing in the network{near or f'; it has {known}'}")
+            parts = ", ".join([*dict.fromkeys(name.partition(".")[0] for name in prefixes)][:MOST_NAMED])
+            raise ConfigError(f"{key}: {pattern!r} matches nothing in the network{near or f'; it has {parts}'}")
         selected |= matched
     return frozenset(selected)
 
@@ -147,7 +147,7 @@ def _add_adapter(scale: float, layer: nn.Module, inputs: tuple[Tensor, ...], out
         return outputs + scale * functional.linear(functional.linear(inputs[0], a), b)
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     narrow = layer._conv_forward(inputs[0], a.view(len(a), *layer.weight.shape[1:]), None)  # noqa: SLF001 - as forward
-    kernel = b.view(*b.shape, *(1 for _ in layer.kernel_size))
+    kernel = b.view((*b.shape, *(1 for _ in layer.kernel_size)))
     return outputs + scale * _CONVOLVE[type(layer)](narrow, kernel)
 
 

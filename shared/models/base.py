@@ -13,7 +13,8 @@ from torch import nn
 from shared.errors import ConfigError
 from shared.models.chain_trace import cut_places, is_flat, trace_chain
 from shared.models.leaves import read_leaves, tied_names
-from shared.objectives.training import CLASSIFICATION, TrainingObjective
+from shared.objectives.classification import CLASSIFICATION
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree

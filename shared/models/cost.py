@@ -222,7 +222,8 @@ def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, tra
             layer.eval()  # accepts a batch of one, with the same operations
     with torch.device(device):
         inputs = torch.zeros(shape)
-    with FlopCounterMode(display=False, custom_mapping=_COUNTED) as counter:
+    counts = {torch.ops.aten.convolution_backward: _count_convolution_backward}
+    with FlopCounterMode(display=False, custom_mapping=counts) as counter:
         try:
             outputs = network(inputs)
         except FAULTS as error:
@@ -245,6 +246,3 @@ def _count_convolution_backward(*arguments: Any, **_outputs: Any) -> int:
     transposed, (needs_inputs, needs_weight, _) = arguments[7], arguments[10]
     places = (inputs if transposed else outputs)[2:]
     return int((needs_inputs + needs_weight) * 2 * outputs[0] * math.prod(places) * math.prod(weight))
-
-
-_COUNTED = {torch.ops.aten.convolution_backward: _count_convolution_backward}

@@ -15,9 +15,10 @@ from shared.models.build import build_blank
 from shared.models.chain import LayerChain
 from shared.models.leaves import call_with
 from shared.models.misfit import describe_misfit, dtype_name
+from shared.objectives.classification import CLASSIFICATION
 from shared.objectives.fit import require_fit
 from shared.objectives.metric_sums import MetricSums
-from shared.objectives.training import CLASSIFICATION, TrainingObjective
+from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.registry import FAULTS
@@ -180,7 +181,7 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
         for begin in range(0, len(examples), batch_size):
             inputs, labels = (part[begin : begin + batch_size].to(place) for part in (examples.inputs, examples.labels))
             outputs = call_with(network, tree, inputs)
-            compared, targets = objective.compared(outputs, labels, inputs)
+            compared, targets = objective.operands(outputs, labels, inputs)
             total.add_loss(objective.loss_sum(compared, targets).item() if len(targets) else 0.0, len(targets))
             if objective.kind == "classification":
                 hits.append((outputs.argmax(1) == labels).cpu())

@@ -40,8 +40,8 @@ def call_with(network: nn.Module, leaves: Mapping[str, Tensor], inputs: Tensor) 
         inputs: Of shape (N, ...).
     """
     constants = [(name, leaf) for name, leaf in network.named_buffers() if leaf.device != inputs.device]
-    moved = {name: leaf.to(inputs.device) for name, leaf in constants if not leaf.is_meta}
-    every = {**moved, **leaves}
+    copies = {name: leaf.to(inputs.device) for name, leaf in constants if not leaf.is_meta}
+    every = {**copies, **leaves}
     tied = tied_names(network)
     if tied:
         slots = {name for prefix, module in network.named_modules() for name in _own_names(prefix, module)}

@@ -59,8 +59,8 @@ def describe_misfit(network: nn.Module, call: Callable[[], object], error: BaseE
     name, layer, inputs = entered[-1]
     shapes = ", ".join(_describe_input(tensor) for tensor in inputs if isinstance(tensor, Tensor))
     expected = _describe_expected(layer)
-    wanted = f", and expects {expected}" if expected else f": {problem}"
-    return f"layer {name}, {type(layer).__name__}, gets {shapes or 'no tensor'}{wanted}"
+    mismatch = f", and expects {expected}" if expected else f": {problem}"
+    return f"layer {name}, {type(layer).__name__}, gets {shapes or 'no tensor'}{mismatch}"
 
 
 def _describe_input(tensor: Tensor) -> str:

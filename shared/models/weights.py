@@ -35,24 +35,24 @@ def load_weights(model: Model, stored: Tree, source: str, skip: Collection[str] 
     skipped = select_names({*leaves, *stored}, skip, "model.weights_skip")
     expected = {name: leaf for name, leaf in leaves.items() if name not in skipped}
     tied = tied_names(model.layers)
-    found = {name: leaf for name, leaf in stored.items() if name not in skipped and name not in tied}
-    if faults := _find_faults(expected, found):
+    loaded = {name: leaf for name, leaf in stored.items() if name not in skipped and name not in tied}
+    if faults := _find_faults(expected, loaded):
         raise ConfigError(f"{source} does not fit the network: {'; '.join(faults)}; correct the file or the model")
     if any(leaf.is_meta for leaf in leaves.values()):
         return
     with torch.no_grad():
         for name, leaf in expected.items():
-            if name in found:
-                leaf.copy_(found[name])
+            if name in loaded:
+                leaf.copy_(loaded[name])
 
 
-def _find_faults(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    missing = [name for name in expected if name not in found and name.rpartition(".")[2] != COUNTER]
-    unexpected = [name for name in found if name not in expected]
+def _find_faults(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> list[str]:
+    missing = [name for name in expected if name not in loaded and name.rpartition(".")[2] != COUNTER]
+    unexpected = [name for name in loaded if name not in expected]
     shapes = [
-        f"{name} is {_show(found[name])} in the file and {_show(leaf)} in the network"
+        f"{name} is {_show(loaded[name])} in the file and {_show(leaf)} in the network"
         for name, leaf in expected.items()
-        if name in found and found[name].shape != leaf.shape
+        if name in loaded and loaded[name].shape != leaf.shape
     ]
     faults = [f"the file has no {_list(missing)}"] if missing else []
     faults += [f"the network has no {_list(unexpected)}"] if unexpected else []

@@ -24,8 +24,8 @@ def loss_sum(spec: ObjectiveSpec, outputs: Array, targets: Array) -> float | Non
         losses = _cross_entropy(outputs, targets, spec.class_weights, spec.label_smoothing)
     elif name == "dice":
         losses = _dice(outputs, targets)
-    elif name in _ELEMENTWISE:
-        losses = _ELEMENTWISE[name](outputs.reshape(targets.shape), targets.astype(np.float64), **spec.loss_options)
+    elif elementwise := _elementwise_losses().get(name):
+        losses = elementwise(outputs.reshape(targets.shape), targets.astype(np.float64), **spec.loss_options)
     else:
         return None
     return float(losses.reshape(len(targets), -1).mean(1).sum())
@@ -39,11 +39,11 @@ def _log_shares(outputs: Array) -> Array:
 def _cross_entropy(outputs: Array, targets: Array, weights: tuple[float, ...], smoothing: float) -> Array:
     logs = _log_shares(outputs)
     weight = np.array(weights or (1.0,) * outputs.shape[1])
-    own = -np.take_along_axis(logs, targets[:, None], 1)[:, 0] * weight[targets]
+    chosen = -np.take_along_axis(logs, targets[:, None], 1)[:, 0] * weight[targets]
     if not smoothing:
-        return np.asarray(own)
+        return np.asarray(chosen)
     every = -(logs * weight.reshape(1, -1, *(1,) * (outputs.ndim - 2))).mean(axis=1)
-    return np.asarray((1 - smoothing) * own + smoothing * every)
+    return np.asarray((1 - smoothing) * chosen + smoothing * every)
 
 
 def _dice(outputs: Array, targets: Array) -> Array:
@@ -67,10 +67,11 @@ def _quantile(outputs: Array, targets: Array, q: float = 0.5) -> Array:
     return np.asarray(np.maximum(q * (targets - outputs), (q - 1) * (targets - outputs)))
 
 
-_ELEMENTWISE: Mapping[str, Callable[..., Array]] = {
-    "binary_cross_entropy": _binary,
-    "huber": _huber,
-    "mae": lambda outputs, targets: np.abs(targets - outputs),
-    "mse": lambda outputs, targets: (targets - outputs) ** 2,
-    "quantile": _quantile,
-}
+def _elementwise_losses() -> Mapping[str, Callable[..., Array]]:
+    return {
+        "binary_cross_entropy": _binary,
+        "huber": _huber,
+        "mae": lambda outputs, targets: np.abs(targets - outputs),
+        "mse": lambda outputs, targets: (targets - outputs) ** 2,
+        "quantile": _quantile,
+    }

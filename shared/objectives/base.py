@@ -12,7 +12,8 @@ import numpy as np
 
 from shared import registry
 from shared.errors import ConfigError
-from shared.objectives.metrics import METRICS, Array, Metric, Sums
+from shared.objectives.metric_table import METRICS
+from shared.objectives.metrics import Array, Metric, Sums
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASSIFICATION_SPEC, LOSS, Kind, ObjectiveSpec
 
@@ -67,7 +68,7 @@ class Objective:
         """True if the target is the input: an anomaly is an example that the network cannot reproduce."""
         return self.kind == "anomaly"
 
-    def compared(self, outputs: Tensors, targets: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+    def operands(self, outputs: Tensors, targets: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
         """Return the operands of the loss: outputs and targets, or reconstructions and inputs of normal examples."""
         if not self.reconstructs:
             return outputs, targets
@@ -88,7 +89,7 @@ class Objective:
         sums = dict[str, Sums]()
         for name, metric in self.metrics.items():
             try:
-                sums[name] = np.asarray(metric.sums(*self._judged(name, outputs, targets, inputs)), np.float64)
+                sums[name] = np.asarray(metric.sums(*self._metric_operands(name, outputs, targets, inputs)), np.float64)
             except registry.FAULTS as error:
                 problem = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise ConfigError(
@@ -97,10 +98,10 @@ class Objective:
                 ) from error
         return sums
 
-    def _judged(self, name: str, outputs: Array, targets: Array, inputs: Array) -> tuple[Array, Array]:
+    def _metric_operands(self, name: str, outputs: Array, targets: Array, inputs: Array) -> tuple[Array, Array]:
         """Return the operands of a metric; AUROC of a reconstruction: errors and labels of all examples."""
         if not self.reconstructs or name != "auroc":
-            return self.compared(outputs, targets, inputs)
+            return self.operands(outputs, targets, inputs)
         errors = ((outputs.astype(np.float64) - inputs) ** 2).reshape(len(inputs), -1).mean(1)
         return np.log(errors + LEAST_ERROR), targets
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.objectives.metrics import SMOOTH
-from shared.registry import Registry
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> losses of shape (N,); one of the user may return their mean instead."""
@@ -112,19 +111,3 @@ def dice() -> LossFunction:
         return 1 - coefficient.mean(1)
 
     return loss
-
-
-LOSSES: Registry[Callable[..., LossFunction]] = Registry(
-    "loss",
-    "losses",
-    {
-        "binary_cross_entropy": binary_cross_entropy,
-        "cross_entropy": cross_entropy,
-        "dice": dice,
-        "huber": huber,
-        "mae": mae,
-        "mse": mse,
-        "quantile": quantile,
-    },
-)
-"""Builders of losses by name; a plugin is the loss itself, or its builder if the plan gives options."""

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.protocol.objective import Kind
-from shared.registry import Registry
 
 Array: TypeAlias = NDArray[Any]
 Sums: TypeAlias = NDArray[np.float64]
@@ -24,6 +23,10 @@ SMOOTH = 1.0
 """Added to numerator and denominator of a Dice coefficient, so that an empty mask has a gradient."""
 BINS, WIDEST_SCORE = 1024, 16.0
 """Bins of the score histograms of `auroc`, from -WIDEST_SCORE to WIDEST_SCORE; scores within a bin count as equal."""
+
+_LABELS: frozenset[Kind] = frozenset({"classification", "multilabel", "segmentation", "custom"})
+_NUMBERS: frozenset[Kind] = frozenset({"regression", "forecast", "anomaly", "custom"})
+_SCORES: frozenset[Kind] = frozenset({"classification", "multilabel", "anomaly", "custom"})
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def _mean_where(values: Array, holds: Array) -> float:
     return float(values[holds].mean()) if holds.any() else math.nan
 
 
-def _balanced(sums: Sums) -> float:
+def _balanced_accuracy(sums: Sums) -> float:
     hits, _, actual = sums.reshape(3, -1)
     return _mean_where(hits / np.maximum(actual, 1), actual > 0)
 
@@ -158,24 +161,16 @@ def _mean(sums: Sums) -> float:
     return _ratio(float(sums[0]), float(sums[1]))
 
 
-_LABELS: frozenset[Kind] = frozenset({"classification", "multilabel", "segmentation", "custom"})
-_NUMBERS: frozenset[Kind] = frozenset({"regression", "forecast", "anomaly", "custom"})
-_SCORES: frozenset[Kind] = frozenset({"classification", "multilabel", "anomaly", "custom"})
-
-METRICS: Registry[Callable[..., Any]] = Registry(
-    "metric",
-    "metrics",
-    {
+def builders() -> dict[str, Callable[..., Any]]:
+    """Return the builders of the built-in metrics by name."""
+    return {
         "accuracy": lambda: Metric(_hits_sums, _mean, "max", _LABELS),
         "auroc": lambda: Metric(_auroc_sums, _auroc, "max", _SCORES),
-        "balanced_accuracy": lambda: Metric(_counts_sums, _balanced, "max", _LABELS),
+        "balanced_accuracy": lambda: Metric(_counts_sums, _balanced_accuracy, "max", _LABELS),
         "iou": lambda: Metric(_counts_sums, _iou, "max", _LABELS),
         "macro_f1": lambda: Metric(_counts_sums, _macro_f1, "max", _LABELS),
         "mae": lambda: Metric(_mae_sums, _mean, "min", _NUMBERS),
         "quantile_loss": quantile_loss,
         "r2": lambda: Metric(_r2_sums, _r2, "max", _NUMBERS),
         "rmse": lambda: Metric(_squares_sums, lambda sums: math.sqrt(_mean(sums)), "min", _NUMBERS),
-    },
-)
-"""Builders of metrics by name. A plugin is a builder without parameters, or a function (outputs, targets) -> one value
-per example, whose mean is the metric."""
+    }

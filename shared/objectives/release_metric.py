@@ -9,7 +9,8 @@ import msgspec
 
 from shared.objectives.base import Objective, build_objective
 from shared.objectives.metric_sums import MetricSums
-from shared.objectives.metrics import METRICS, Array
+from shared.objectives.metric_table import METRICS
+from shared.objectives.metrics import Array
 from shared.protocol.inference.release import ReleaseTask
 from shared.protocol.objective import ObjectiveSpec, Target
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 from shared import registry
 from shared.errors import ConfigError
 from shared.objectives.base import DEFAULT_LOSSES, Objective, build_objective
-from shared.objectives.losses import LOSSES, LossFunction, cross_entropy
+from shared.objectives.loss_table import LOSSES
+from shared.objectives.losses import LossFunction, cross_entropy
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, ObjectiveSpec
 
@@ -106,7 +107,3 @@ def _build_loss(spec: ObjectiveSpec) -> LossFunction:
         custom = custom(**spec.loss_options)
     loss: LossFunction = custom
     return loss
-
-
-CLASSIFICATION = build_training_objective()
-"""Default objective: cross-entropy and accuracy."""

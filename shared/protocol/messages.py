@@ -135,7 +135,7 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise ValueError("; ".join(faults))
 
     @property
-    def used(self) -> frozenset[str]:
+    def features(self) -> frozenset[str]:
         """Kinds of options other than plain SGD: `optimizer`, `clip_norm`, `precision`."""
         return frozenset(name for name in STEP_FEATURES if getattr(self, name) != getattr(PLAIN_STEP, name))
 

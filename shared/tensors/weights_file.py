@@ -26,7 +26,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ConfigError: It does not exist, has another format, or holds something else.
     """
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{KEY}: {path} is none of {', '.join(SUFFIXES)}; convert it with safetensors or torch.save")
+        raise ConfigError(
+            f"{KEY}: {path} does not end in {' or '.join(SUFFIXES)}; convert it with safetensors or torch.save"
+        )
     try:
         read: object = (
             load_file(path) if path.suffix == SUFFIXES[0] else torch.load(path, map_location="cpu", weights_only=True)

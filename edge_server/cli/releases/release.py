@@ -104,11 +104,11 @@ def _read(options: argparse.Namespace) -> RunModel:
 
 
 def _accuracy(model: RunModel) -> str:
-    figure = _compared(model.source.accuracy, model.task)
+    figure = _format_metric(model.source.accuracy, model.task)
     return "" if figure == "-" else f", {'' if model.task else 'accuracy '}{figure}"
 
 
-def _compared(accuracy: float | None, task: ReleaseTask | UnsetType) -> str:
+def _format_metric(accuracy: float | None, task: ReleaseTask | UnsetType) -> str:
     """Return the compared metric of a release: an accuracy without its name, others with it."""
     if not task:
         return _figure(accuracy)
@@ -257,7 +257,11 @@ def _list_releases(options: argparse.Namespace) -> None:
     rows = [
         (
             *(manifest.reference, manifest.source.run, str(manifest.source.round), manifest.model.name),
-            *(_compared(manifest.source.accuracy, manifest.task), _bytes(manifest.parameters.size), manifest.created),
+            *(
+                _format_metric(manifest.source.accuracy, manifest.task),
+                _bytes(manifest.parameters.size),
+                manifest.created,
+            ),
         )
         for manifest in manifests
     ]

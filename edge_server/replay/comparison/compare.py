@@ -233,7 +233,7 @@ def _round_figures(before: Digest, after: Digest) -> dict[str, Callable[[RoundDi
     if metric is None:
         return figures
     names = {f"{scope}_{metric.name}".removeprefix("_"): scope for scope in scopes}
-    return figures | {name: partial(RoundDigest.compared, scope=scope) for name, scope in names.items()}
+    return figures | {name: partial(RoundDigest.metric_value, scope=scope) for name, scope in names.items()}
 
 
 def ordered_figures(pairs: Iterable[Pair], after: Sequence[str] = ()) -> list[str]:

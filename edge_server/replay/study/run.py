@@ -20,7 +20,7 @@ from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import Began, Ended, Order, Result, order_of, read_result
 from edge_server.replay.study.sites import digest_cell
 from edge_server.replay.study.spec import Study
-from edge_server.replay.study.summary import StudySummary, summarise
+from edge_server.replay.study.summary import StudySummary, is_complete, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv
 from edge_server.report.page import render_page
 from shared.runtime.durable import explain_disk_errors, replace_file
@@ -95,7 +95,7 @@ def complete_study(
             replace_file(folder / "cells.csv", cells_csv(summary.rows).encode(), durable=False)
             if (html := page_of(summary, cells, folder)) is not None:
                 replace_file(folder / "report.html", html.encode(), durable=False)
-            if summary.whole:
+            if summary.is_complete:
                 shutil.rmtree(part, ignore_errors=True)
     return summary
 
@@ -108,7 +108,7 @@ def page_of(summary: StudySummary, cells: Sequence[Cell], folder: Path) -> str |
     """Return a report page of the first settings, with one run each; None if no cell is complete."""
     first: dict[str, str] = {}
     for row in summary.rows:
-        if row.ended:
+        if is_complete(row):
             first.setdefault(row.setting, row.cell)
     plans = {cell.name: cell.plan for cell in cells}
     runs = [digest_cell(folder / cell, plans[cell]) for cell in list(first.values())[:MOST_RUNS]]

@@ -118,7 +118,7 @@ def _mean_or_unset(sites: Sequence[RoundDigest], scope: Scope) -> float | msgspe
     """Return the mean of a compared metric other than the accuracy."""
     if any(site.value is msgspec.UNSET for site in sites):
         return msgspec.UNSET
-    return _mean(sites, lambda row: row.compared(scope))
+    return _mean(sites, lambda row: row.metric_value(scope))
 
 
 def _mean(sites: Sequence[RoundDigest], figure: Callable[[RoundDigest], float | None]) -> float | None:

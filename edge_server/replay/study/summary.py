@@ -74,14 +74,14 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
     target: CellCost | None = None
 
     @property
-    def compared(self) -> float | None:
+    def metric_value(self) -> float | None:
         """Accuracy, or other compared metric, of the last evaluated model."""
         return self.accuracy if self.value is msgspec.UNSET else self.value
 
-    @property
-    def ended(self) -> bool:
-        """True if the run ended as its plan provides."""
-        return self.state in ("finished", "stopped")
+
+def is_complete(row: CellRow) -> bool:
+    """Return true if the run ended as its plan provides."""
+    return row.state in ("finished", "stopped")
 
 
 class SeedSpread(SummaryPart, frozen=True, kw_only=True):
@@ -147,9 +147,9 @@ class StudySummary(SummaryPart, frozen=True, kw_only=True):
     rows: list[CellRow]
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """True if every cell is complete."""
-        return all(row.ended for row in self.rows)
+        return all(is_complete(row) for row in self.rows)
 
 
 def summarise(
@@ -193,10 +193,10 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
         **who,
         state="stopped" if run.outcome in ("stopped", "diverged") else "finished",
         cause=run.cause,
-        accuracy=final.compared() if final and run.metric == ACCURACY else None,
+        accuracy=final.metric_value() if final and run.metric == ACCURACY else None,
         best=best_value(run),
         metric=msgspec.UNSET if run.metric == ACCURACY else run.metric.name,
-        value=msgspec.UNSET if run.metric == ACCURACY else (final.compared() if final else None),
+        value=msgspec.UNSET if run.metric == ACCURACY else (final.metric_value() if final else None),
         whole=_cost_until(run, run.rounds[-1] if run.rounds else None),
         target=_cost_until(run, reached) if reached else None,
     )
@@ -212,7 +212,7 @@ def _cost_until(run: Digest, until: RoundDigest | None) -> CellCost:
 
 
 def _group(rows: Sequence[CellRow], target: float | None) -> Group:
-    first, ended = rows[0], [row for row in rows if row.ended]
+    first, ended = rows[0], [row for row in rows if is_complete(row)]
     reached = [row.target for row in ended if row.target]
     return Group(
         setting=first.setting,
@@ -220,7 +220,7 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
         settings=first.settings,
         cells=len(rows),
         ended=len(ended),
-        accuracy=spread_of_seeds(amount_or_unknown(row.compared) for row in ended),
+        accuracy=spread_of_seeds(amount_or_unknown(row.metric_value) for row in ended),
         best=spread_of_seeds(amount_or_unknown(row.best) for row in ended),
         metric=next((row.metric for row in ended), msgspec.UNSET),
         whole=_outlay([row.whole for row in ended]),

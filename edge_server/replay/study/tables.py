@@ -100,7 +100,7 @@ def cells_csv(rows: Sequence[CellRow]) -> str:
         {"cell": row.cell, "setting": row.setting, "variant": row.variant}
         | _settings(row.settings)
         | _settings(row.seeds)
-        | {"state": row.state, "cause": row.cause, row.metric or "accuracy": row.compared, "best": row.best}
+        | {"state": row.state, "cause": row.cause, row.metric or "accuracy": row.metric_value, "best": row.best}
         | _amounts("", {kind: getattr(row.whole, kind) for kind in KINDS})
         | _amounts("target_", {kind: getattr(row.target, kind, Amount()) for kind in KINDS})
         for row in rows

@@ -20,7 +20,7 @@ from edge_server.replay.study.pool import Tell, run_locally
 from edge_server.replay.study.result import Order
 from edge_server.replay.study.run import Runner, complete_study, results_in
 from edge_server.replay.study.spec import load
-from edge_server.replay.study.summary import StudySummary
+from edge_server.replay.study.summary import StudySummary, is_complete
 from edge_server.report.progress_bar import print_line
 from shared.errors import ConfigError
 
@@ -52,7 +52,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
             print_line(console, f"{study.name}: {display.status()}; {again}")
             raise
     names = {cell.name for cell in chosen}
-    return summary, folder, all(row.ended for row in summary.rows if row.cell in names)
+    return summary, folder, all(is_complete(row) for row in summary.rows if row.cell in names)
 
 
 def _select_cells(chosen: Sequence[Cell], run: Runner) -> Runner:

@@ -49,7 +49,10 @@ def _class_name(runs: Sequence[Digest], label: int) -> str:
 
 
 def _by_device(runs: Sequence[Digest]) -> Markup:
-    values = [{device.device: device.compared for device in run.devices if device.compared is not None} for run in runs]
+    values = [
+        {device.device: device.metric_value for device in run.devices if device.metric_value is not None}
+        for run in runs
+    ]
     devices = sorted({device for by_device in values for device in by_device}, key=natural_order)
     if not devices:
         return join()

@@ -73,7 +73,7 @@ def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     scopes: list[Scope] = ["", *fleets]
     unit = ", %" if is_share else ""
     curves = [
-        (titles[scope].format(metric=metric_name(runs), unit=unit), _compared(scope, 100.0 if is_share else 1.0))
+        (titles[scope].format(metric=metric_name(runs), unit=unit), _metric_height(scope, 100.0 if is_share else 1.0))
         for scope in scopes
     ]
     metrics = sorted({name for run in runs for round_ in run.rounds for name in round_.metrics or ()})
@@ -83,9 +83,9 @@ def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     return [*curves, *((name.replace("_", " "), _term(name)) for name in terms)]
 
 
-def _compared(scope: Scope, scale: float) -> Height:
+def _metric_height(scope: Scope, scale: float) -> Height:
     def height(round_: RoundDigest) -> float | None:
-        value = round_.compared(scope)
+        value = round_.metric_value(scope)
         return None if value is None else scale * value
 
     return height
@@ -100,7 +100,7 @@ def _term(name: str) -> Height:
 
 
 def _points(run: Digest, scope: Scope) -> int:
-    return sum(round_.compared(scope) is not None for round_ in run.rounds)
+    return sum(round_.metric_value(scope) is not None for round_ in run.rounds)
 
 
 def _note_missing(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:

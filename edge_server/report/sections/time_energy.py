@@ -208,7 +208,7 @@ def _device_table(run: Digest) -> Markup:
                 formatting.format_amount(device.joules.above_idle, "joules"),
             ),
             *(formatting.format_amount(getattr(device, name), "bytes") for name in run.traffic),
-            formatting.format_metric(device.compared, run.metric),
+            formatting.format_metric(device.metric_value, run.metric),
             *(_highest_reading(device, name) for name in most_columns),
         ]
         for device in run.devices

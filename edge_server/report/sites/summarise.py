@@ -179,7 +179,7 @@ def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
 def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str]) -> MixingDigest:
     gossips = {site: run.gossips[number] for site, run in group.items() if number in run.gossips}
     ends = {site: run.rounds[number] for site, run in group.items() if number in run.rounds}
-    accuracy = {site: value for site, end in ends.items() if (value := end.compared()) is not None}
+    accuracy = {site: value for site, end in ends.items() if (value := end.metric_value()) is not None}
     distances = _measure_disagreement(group, gossips)
     budget, part = _plan(group).budget, number / _plan(group).rounds
     joules = {site: sum_known([group[site].digest.measuring, end.until.joules]) for site, end in ends.items()}

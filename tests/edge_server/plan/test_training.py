@@ -107,7 +107,7 @@ def test_a_method_whose_steps_do_not_support_an_option_is_refused(tmp_path, meth
     """With the methods that do."""
     path = write_plan(tmp_path, algorithm=f'name = "{method}"', hyper=f"{option} = {OPTIONS[option]}")
     if option in METHODS[method]:
-        assert load(path, tmp_path).hyper.step.used == {option}
+        assert load(path, tmp_path).hyper.step.features == {option}
         return
     with pytest.raises(ConfigError, match=naming(f"hyper.{option}", method, "fedavg")):
         load(path, tmp_path)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shared.data.augment import AUGMENTS, MARGIN, crop_flip
+from shared.data.augment import MARGIN, crop_flip
 from shared.data.examples import Examples, batches, split_holdout
-from shared.data.load import load
+from shared.data.load import AUGMENTS, load
 from shared.data.spec import Data, Even
 from tests.naming import names_all
 

@@ -113,7 +113,7 @@ def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
     assert names_all(causes["dataless"], "ConfigError", "/nowhere.npz")
     assert kept.items() <= (kept := done(tmp_path)).items()
 
-    assert study_of(tmp_path, LONG, in_this_process).whole, "what failed is tried again"
+    assert study_of(tmp_path, LONG, in_this_process).is_complete, "what failed is tried again"
     assert kept.items() <= done(tmp_path).items()
     assert done(tmp_path).keys() == {cell.name for cell in cells}
     assert run_study(options(tmp_path, jobs=1)) == 0

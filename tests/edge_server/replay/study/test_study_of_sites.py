@@ -91,7 +91,7 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
 
     summary = complete_study(study, {}, cells, folder, counted, lambda _: None)
     assert asked == [cell.name for cell in cells]
-    assert summary.whole
+    assert summary.is_complete
     for row, cell in zip(summary.rows, cells, strict=True):
         runs = {site: read_records(folder / cell.name / site) for site in ("roof", "barn")}
         ends = {site: closed_rounds(records)[-1].accuracy for site, records in runs.items()}

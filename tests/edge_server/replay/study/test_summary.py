@@ -97,7 +97,7 @@ def test_every_cell_has_a_row(cells):
         ("stopped", ""),
         ("failed", "it died"),
     ]
-    assert not summary.whole
+    assert not summary.is_complete
     assert summary.versions == [VERSIONS]
     first = {cell.name: result(cell, [0.5]) for cell in cells[:3]}
     assert [row.state for row in summarise("s", cells, first, {}).rows] == [*["finished"] * 3, "waiting"]
