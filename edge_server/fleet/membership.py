@@ -54,7 +54,6 @@ class Membership:
         reads_labels: Whether any device's labels are used; otherwise class names do not matter.
         inputs: The run's input preparation once known; devices with another one take no part.
         needs: Fields of the run's tasks that an agent must know: `Status.knows`.
-        full_precision: Devices that train in 32 bits although the plan asks for 16, as the journal notes.
     """
 
     members: Members = None
@@ -67,7 +66,6 @@ class Membership:
     reads_labels: bool = True
     inputs: RunInputs | None = None
     needs: frozenset[str] = frozenset()
-    full_precision: set[str] = field(default_factory=set)
     _reported: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:

@@ -101,7 +101,7 @@ def test_every_cell_has_a_row(cells):
     assert summary.versions == [VERSIONS]
     first = {cell.name: result(cell, [0.5]) for cell in cells[:3]}
     assert [row.state for row in summarise("s", cells, first, {}).rows] == [*["finished"] * 3, "waiting"]
-    assert summarise("s", cells[:3], first, {}).whole
+    assert summarise("s", cells[:3], first, {}).is_complete
 
 
 def test_what_is_not_known_is_not_zero():
