@@ -150,7 +150,7 @@ def _rephrase(error: str, kind: type, value: Any) -> str:
     if "enum value" in problem:
         allowed = [str(literal) or "''" for node in _types_at(key, kind) for literal in _literals(node)]
         return f"{key}: {problem}; correct the value: use {' or '.join(allowed)}" if allowed else f"{key}: {problem}"
-    return f"{key}: {problem}; correct the value"
+    return f"{key}: {problem}" if "; " in problem else f"{key}: {problem}; correct the value"
 
 
 def _known_keys(place: str, kind: type, value: Any) -> list[str]:

@@ -23,6 +23,8 @@ from shared.registry import find
 
 UPLINK_VALUES = frozenset({"share", "up_bits_per_s"})
 """Values that devices apply with every algorithm."""
+STEP_RULES = frozenset({"sgd", "adam", "adamw"})
+"""Values of `hyper.optimizer`, which a user may look for in `[optimizer]`."""
 
 
 def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
@@ -31,7 +33,12 @@ def find_allocator(table: OptimizerPlan) -> Allocator[Any]:
     Raises:
         ConfigError: As `shared.registry.find`.
     """
-    return find(ALLOCATORS, table.name, "optimizer.name")
+    try:
+        return find(ALLOCATORS, table.name, "optimizer.name")
+    except ConfigError as error:
+        if table.name.lower() not in STEP_RULES:
+            raise
+        raise ConfigError(f"{error}; for the optimizer of training set hyper.optimizer") from error
 
 
 def convert_options(table: OptimizerPlan) -> Any:

@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 MOST_NAMED = 8
 """Most leaves named in an error message."""
+UNEVALUATED = (
+    "nothing evaluates the model: set evaluation.on_device or evaluation.devices_every for what devices hold out "
+    "(data.holdout), or evaluation.every for the server's test data ([data])"
+)
 
 
 def load(
@@ -83,6 +87,8 @@ def validate(plan: Plan, path: Path, data_root: Path) -> Plan:
         uses |= {"sent"}  # top-k uses it with any algorithm
     if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, uses)):
         log.warning("%s: %s", path, unused)
+    if not (plan.evaluation.every or plan.evaluation.on_device or plan.evaluation.devices_every):
+        log.warning("%s: %s", path, UNEVALUATED)
     return plan
 
 

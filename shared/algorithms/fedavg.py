@@ -37,11 +37,11 @@ Elementwise: a replay may pass the parameters of several devices stacked along a
 ALL_STEP_OPTIONS = frozenset(STEP_FEATURES)
 """Options of a training step that `descend_batches` supports."""
 RECEIVED = (
-    "the received model is the cause, not this device's training, unless its examples are not finite or the plan's "
-    "task.loss gives no number; see whose updates the server's log and report name in the previous round"
+    "the received model, this device's examples or the plan's loss gives no number; look for non-finite examples, "
+    "check task.loss, and see whose updates the server's log and report name in the previous round"
 )
 
-REMEDY = "lower hyper.learning_rate, or look for non-finite examples of this device"
+REMEDY = "lower hyper.learning_rate, look for non-finite examples of this device, or check task.loss"
 
 
 def local_sgd(
@@ -132,7 +132,7 @@ def require_finite_loss(loss: float, step: int) -> float:
     """
     if not math.isfinite(loss):
         if step == 1:
-            raise Diverged(f"the loss of step {step}, before any training, is {loss}: {RECEIVED}")
+            raise Diverged(f"the loss before any training is {loss}: {RECEIVED}")
         raise Diverged(f"training has diverged, the loss of step {step} is {loss}: {REMEDY}")
     return loss
 

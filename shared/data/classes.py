@@ -15,7 +15,7 @@ import msgspec
 from shared.data.name_text import describe_invisible, find_lookalikes, normalise_name, show_name
 from shared.data.sources.csv_lines import read_labels, split_paths
 from shared.data.sources.npz_names import read_class_names
-from shared.data.spec import Data
+from shared.data.spec import EVALUATE_ON_DEVICES, Data
 from shared.errors import ConfigError
 from shared.protocol.messages import MAX_CLASSES
 
@@ -162,7 +162,7 @@ def find_class_folders(root: Path, spec: Data) -> tuple[Path, tuple[str, ...]]:
             raise ConfigError(f"{root}: no such folder; correct path")
         halves = [root / name for name in ("train", "test") if (root / name).is_dir()]
         if not halves and split == "test":
-            raise ConfigError(f"{root}: has no test split; make folders train and test in it, or use holdout")
+            raise ConfigError(f"{root}: has no test split; make folders train and test in it, {EVALUATE_ON_DEVICES}")
         if halves and root / split not in halves:
             raise ConfigError(f"{root / split}: no such folder; make it, beside {halves[0].name}")
         folder_names = {name for half in halves or [root] for name in list_class_folders(half)}

@@ -36,6 +36,11 @@ KEY_SOURCES: Mapping[str, tuple[str, ...]] = {
     "options": (CUSTOM,),
 }
 """Sources that read each optional key."""
+EVALUATE_ON_DEVICES = (
+    "or set evaluation.every to 0 and evaluation.on_device to true, so that devices evaluate on what they hold out "
+    "(data.holdout)"
+)
+"""Remedy where a plan's server has no test data."""
 MAX_SIDE = 1 << 14
 """Largest side of a resized picture, in pixels."""
 TargetKind: TypeAlias = Literal["class", "values", "mask"]

@@ -110,6 +110,11 @@ def test_an_unknown_key_is_answered_with_the_keys_of_its_table_and_the_closest(m
     assert mistake(text).endswith(remedy)
 
 
+def test_a_value_whose_error_states_the_remedy_gets_no_second_one(mistake):
+    assert mistake(GOOD + "[data]\nsource = 'csv'\npath = 'x'\ntargets = 'values'").endswith("remove it")
+    assert mistake(GOOD + "[data]\nsource = 'digits'\nholdout = 1.5").endswith("correct the value")
+
+
 @pytest.mark.parametrize(
     "text",
     ["rounds = ", "[broker", 'name = "a"\nname = "b"', "name = 'a", "\0", "just words"],

@@ -31,11 +31,19 @@ def run_named(tmp_path, name):
 MISTAKES = {
     "fedavg": lambda _: build(ALGORITHMS, Spec(name="fedagv"), "algorithm"),
     "width": lambda _: build_blank(Spec(name="cnn", options={"widht": 3})),
-    "cnn": lambda _: build_blank(Spec(name="cn")),
+    "cnn": lambda _: build_blank(Spec(name="cnnn")),
     "hcef": lambda _: find_allocator(OptimizerPlan(name="hceff")),
     "raspberry-pi-5": lambda root: load_for_board(root, "raspberry-pi5"),
     "demo-20261127T000000Z-abcd": lambda root: run_named(root, "demo-20261127T00000Z-abcd"),
 }
+
+
+def test_an_optimizer_of_training_is_not_an_allocator():
+    with pytest.raises(ConfigError, match=r"hyper\.optimizer"):
+        find_allocator(OptimizerPlan(name="adam"))
+    with pytest.raises(ConfigError) as caught:
+        find_allocator(OptimizerPlan(name="hceff"))
+    assert "hyper.optimizer" not in str(caught.value)
 
 
 @pytest.mark.parametrize("meant", MISTAKES)

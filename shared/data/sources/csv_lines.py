@@ -9,7 +9,7 @@ from typing import TextIO
 
 from shared.data.name_text import normalise_name
 from shared.data.sources.columns import find_columns
-from shared.data.spec import Data
+from shared.data.spec import EVALUATE_ON_DEVICES, Data
 from shared.errors import ConfigError
 
 MAX_ROW_CHARS = 1 << 24
@@ -28,7 +28,8 @@ def split_paths(spec: Data, suffix: str = ".csv") -> tuple[Path, Path | None]:
         return path / f"{spec.split}{suffix}", other if other.is_file() else None
     if spec.split == "test":
         raise ConfigError(
-            f"{path}: one file has no test split; give a folder with train{suffix} and test{suffix}, or use holdout"
+            f"{path}: one file has no test split; give a folder with train{suffix} and test{suffix}, "
+            f"{EVALUATE_ON_DEVICES}"
         )
     return path, None
 

@@ -26,7 +26,7 @@ from shared.data.classes import number_labels, order_names
 from shared.data.name_text import normalise_name
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, Labels, ReadPart, as_inputs, no_labels
 from shared.data.sources.npz_names import find_label_arrays, read_array_names
-from shared.data.spec import Data
+from shared.data.spec import EVALUATE_ON_DEVICES, Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_expansion, require_room
 
@@ -108,7 +108,9 @@ def _read(file: _File, most: int | None) -> ReadPart:
         return _read_split(file, (split_inputs, labels_name), most)
     if inputs and ("y" in names or not spec.reads_labels):
         if spec.split == "test":
-            raise ConfigError(f"{path}: x and y have no test split; name arrays x_test and y_test, or use holdout")
+            raise ConfigError(
+                f"{path}: x and y have no test split; name arrays x_test and y_test, {EVALUATE_ON_DEVICES}"
+            )
         return _read_split(file, (inputs, "y"), most)
     if {"signal", "start", "subject", "test_subjects"} <= names and ("label" in names or not spec.reads_labels):
         return _read_windows(file, most)

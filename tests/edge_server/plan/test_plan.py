@@ -226,6 +226,18 @@ def test_a_value_decided_by_an_optimizer_and_unused_is_logged_once(tmp_path, cap
     assert all(names_all(warning, path, *named) for warning in warnings)
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "is_evaluated"),
+    [("every = 0", False), ("every = 0\non_device = true", True), ("every = 0\ndevices_every = 2", True), ("", True)],
+)
+def test_a_plan_in_which_nothing_evaluates_the_model_is_logged(tmp_path, caplog, evaluation, is_evaluated):
+    path = write_plan(tmp_path, evaluation=evaluation)
+    load(path, tmp_path)
+    warnings = [record.getMessage() for record in caplog.records if record.name == "edge_server.rounds.check_plan"]
+    assert len(warnings) == (not is_evaluated)
+    assert all(names_all(warning, path, "evaluation.on_device", "evaluation.every") for warning in warnings)
+
+
 def test_a_mistake_in_a_fallback_is_found_even_where_the_data_is_there(tmp_path):
     """Who tries the plan elsewhere should not be the first to see it."""
     path = write_plan(tmp_path, more=FALLBACK.replace("mlp", "nlp"))

@@ -152,11 +152,11 @@ def test_a_rate_that_makes_training_diverge_is_named_with_device_step_and_remedy
 
 
 def test_a_loss_that_is_none_before_any_step_is_not_laid_to_the_devices_rate():
-    """The model that came is the cause: a device that trains on it has not moved it."""
-    with pytest.raises(Diverged) as caught:
+    """The received model, the examples or the loss is the cause: no step has moved the weights."""
+    with pytest.raises(Diverged, match=naming("nan", "model", "examples", "task.loss")) as caught:
         require_finite_loss(float("nan"), 1)
     assert "learning_rate" not in str(caught.value)
-    with pytest.raises(Diverged, match=naming("hyper.learning_rate")):
+    with pytest.raises(Diverged, match=naming("hyper.learning_rate", "task.loss")):
         require_finite_loss(float("inf"), 2)
 
 

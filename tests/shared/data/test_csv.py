@@ -80,7 +80,7 @@ def test_bad_tables(path, refused, content, named):
 def test_bad_paths_and_columns(path, refused):
     assert names_all(refused(source="csv", path=str(path)), path, os.strerror(errno.ENOENT))
     path.write_text("label,a\n1,2\n")
-    assert names_all(refused(source="csv", path=str(path), split="test"), path, "test.csv", "holdout")
+    assert names_all(refused(source="csv", path=str(path), split="test"), path, "test.csv", "evaluation.on_device")
     assert names_all(refused(source="csv", path=str(path), client_column="who"), "'who'", "client_column")
     assert names_all(refused(source="csv", path=str(path), client_column="label"), "label_column", "'label'")
 

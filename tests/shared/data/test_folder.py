@@ -33,7 +33,9 @@ def test_classes_are_numbered_by_name_and_empty_ones_count(tmp_path, refused):
     assert got.inputs.shape == (3, 1, 2, 4)
     assert got.inputs.mean(dim=(1, 2, 3)).tolist() == pytest.approx([0, 0.2, 1])
     assert got.labels.tolist() == [0, 0, 2]
-    assert names_all(refused(source="folder", path=str(tmp_path), split="test"), tmp_path, "train", "test", "holdout")
+    assert names_all(
+        refused(source="folder", path=str(tmp_path), split="test"), tmp_path, "train", "test", "evaluation.on_device"
+    )
 
 
 def test_both_splits_number_classes_alike(tmp_path):

@@ -27,7 +27,9 @@ def test_floats_stay_and_the_file_has_no_test_split(path, refused):
     assert got.inputs.tolist() == X.tolist()
     assert got.labels.tolist() == Y.tolist()
     assert got.clients == ("a", "b", "a", "c")
-    assert names_all(refused(source="npz", path=str(path), split="test"), path, "x_test", "y_test", "holdout")
+    assert names_all(
+        refused(source="npz", path=str(path), split="test"), path, "x_test", "y_test", "evaluation.on_device"
+    )
 
 
 def test_named_splits_with_clients_of_each(path):
