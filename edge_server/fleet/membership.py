@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -39,6 +39,16 @@ def _is_trainer(status: Status) -> bool:
     return status.trains and status.state != SERVES
 
 
+def _find_older_agents(statuses: Mapping[str, Status], needs: frozenset[str]) -> dict[str, str]:
+    """Find agents that would ignore a field of the run's tasks, and train for another objective."""
+    return {
+        device: f"the agent of {device}, version {status.version or 'unknown'}, does not know "
+        f"{', '.join(sorted(needs.difference(status.knows)))} of the plan's tasks; upgrade it"
+        for device, status in statuses.items()
+        if not needs <= {*status.knows}
+    }
+
+
 @dataclass
 class Membership:
     """Eligibility of devices for tasks.
@@ -54,6 +64,7 @@ class Membership:
         reads_labels: Whether any device's labels are used; otherwise class names do not matter.
         inputs: The run's input preparation once known; devices with another one take no part.
         needs: Fields of the run's tasks that an agent must know: `Status.knows`.
+        full_precision: Devices that train in 32 bits although the plan asks for 16, as the journal notes.
     """
 
     members: Members = None
@@ -66,6 +77,7 @@ class Membership:
     reads_labels: bool = True
     inputs: RunInputs | None = None
     needs: frozenset[str] = frozenset()
+    full_precision: set[str] = field(default_factory=set)
     _reported: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:
@@ -84,19 +96,10 @@ class Membership:
     def find_mismatches(self, fleet: Fleet) -> dict[str, str]:
         """Return the online participants with other classes or inputs, or an older agent, each with the reason."""
         mismatches = self._find_input_mismatches(fleet) | self._find_class_mismatches(fleet)
-        return mismatches | self._find_older_agents(fleet)
-
-    def _find_older_agents(self, fleet: Fleet) -> dict[str, str]:
-        """Find agents that would ignore a field of the run's tasks, and train for something else."""
         if not self.needs:
-            return {}
-        statuses = {device: fleet.statuses[device] for device in fleet.online if self.takes(device)}
-        return {
-            device: f"the agent of {device}, version {status.version or 'unknown'}, does not know "
-            f"{', '.join(sorted(self.needs.difference(status.knows)))} of the plan's tasks; upgrade it"
-            for device, status in statuses.items()
-            if not self.needs <= {*status.knows}
-        }
+            return mismatches
+        participants = {device: fleet.statuses[device] for device in fleet.online if self.takes(device)}
+        return mismatches | _find_older_agents(participants, self.needs)
 
     def _find_input_mismatches(self, fleet: Fleet) -> dict[str, str]:
         if self.inputs is None:

@@ -102,7 +102,6 @@ class Rounds:
         device: Where the server trains and evaluates; states between rounds are on the CPU.
         graph: ONNX graph by which devices evaluate; empty if their trainers do.
         flush_observations: Awaited before an opening is recorded, so that earlier observations precede it.
-        full_precision: Devices that train in 32 bits although the plan asks for 16, as the journal notes.
         neighbours: The other sites of a multi-site plan.
         recorded_rounds: Recorded rounds whose assignments are repeated, by number.
     """
@@ -117,7 +116,6 @@ class Rounds:
     test: Examples | None
     flush_observations: Callable[[], Awaitable[None]] | None = None
     membership: Membership = field(default_factory=Membership)
-    full_precision: set[str] = field(default_factory=set)
     labelled: Examples | None = None
     device: Device = CPU
     graph: bytes = b""
@@ -164,7 +162,7 @@ class Rounds:
         begun = await self._train_on_server(number, state, assignments)
         split = await self.open_split(number, begun, assignments) if self.algorithm.split else None
         gather = await self.exchange(number, begun, assignments, accepted=accepted, split=split)
-        for note in note_full_precision(self.plan, gather, self.full_precision):
+        for note in note_full_precision(self.plan, gather, self.membership.full_precision):
             await self.persist(self.store.append, note)
         trained, scored, batches = split.top.result if split else begun, None, None
         after = await self._aggregate(trained, assignments, gather)

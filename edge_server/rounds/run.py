@@ -83,7 +83,7 @@ UNMEASURED = Inputs()
 def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
     """Restore from the journal which devices were online, broken or silent."""
     every = list(records)
-    rounds.full_precision |= noted_devices(every)
+    rounds.membership.full_precision |= noted_devices(every)
     rounds.membership.ever_online |= {record.device for record in every if isinstance(record, Joined)}
     for record in every:
         if isinstance(record, LeftOut) and record.silent:
