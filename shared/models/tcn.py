@@ -67,7 +67,7 @@ def tcn(
         steps: Steps of the declared example; windows of any length are accepted.
         features: Readings of each step; inputs of shape (N, steps, features).
         width: Channels of every convolution.
-        blocks: Blocks with dilation 1, 2, 4, ...; the output depends on the last
+        blocks: Blocks with dilation 1, 2, 4 and so on; the output depends on the last
             1 + 2 (kernel - 1) (2^blocks - 1) steps.
         kernel: Steps of every convolution.
         outputs: Numbers per window, or classes: outputs of shape (N, outputs).
