@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat deb release fresh first-board image pythons arm resume bench fuzz trees mutants clean moved
+.PHONY: help setup demo test check fix chaos compat deb release fresh first-board image pythons arm examples resume bench fuzz trees mutants clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ pythons: setup ## Import everything and train one round on each supported Python
 arm: setup ## Install the agent on an emulated ARM board, compare first weights, train beside it; 15 minutes, then 3
 	@sh tests/arm/board.sh
 	@$(BIN)/python -m tests.arm.check
+
+examples: setup ## Run every command of the three complete examples: replay, live, release, model server
+	@EXAMPLES=all $(BIN)/python -m pytest -q -rs tests/test_examples.py
 
 resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)
