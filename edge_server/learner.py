@@ -1,4 +1,4 @@
-"""Build the network and method of a plan, with pretrained weights, frozen leaves and adapters."""
+"""Build a plan's network and algorithm, with pretrained weights, frozen layers and adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release offers: fetch a release, hand it to the swap, report.
+"""Model release offers: download the release, replace the served model, report the result.
 
 The records hold the board's state; the swap makes them durable before it announces them, and this module only fetches
 and reports. So an offer may arrive twice or be lost, and the process may be killed at any point.

@@ -1,4 +1,4 @@
-"""Plugins and projects of child processes that read examples."""
+"""Pass the agent's plugins and project to child processes, through environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan table `[optimizer]`: resource allocation per round."""
+"""Plan table `[optimizer]`: the solver that allocates resources in each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neurons of a chain of layers, and their parameters.
+"""Select neurons of a chain of layers; extract and merge their parameters.
 
 A neuron is an output of a hidden layer: a channel of a convolution, a unit of a linear layer. Inputs and outputs of the
 network are never left out. A weight belongs to a choice of neurons if both its ends do; a bias, and a number of a

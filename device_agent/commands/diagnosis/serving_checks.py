@@ -1,4 +1,4 @@
-"""Checks of model serving, each with its remedy; data from `serving`."""
+"""Checks of model serving, each with its remedy; module `serving` gathers their data."""
 
 from __future__ import annotations
 

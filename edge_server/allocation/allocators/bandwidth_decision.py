@@ -1,4 +1,4 @@
-"""Decision of `bandwidth`: uplink shares and pruning ratios of one round.
+"""Allocator `bandwidth`: uplink share and pruning ratio of each device for one round.
 
 s is the seconds of one local iteration on the whole network, corrected by earlier prediction errors; N_v and N_u are
 the weights of the personal and of the global part, N those of the network:

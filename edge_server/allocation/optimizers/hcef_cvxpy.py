@@ -1,4 +1,4 @@
-"""Subproblems of optimizer `hcef` solved with cvxpy: sent shares (P2.1), local steps (P2.2)."""
+"""Solve HCEF's subproblems with cvxpy: share of the update to send, number of local steps."""
 
 from __future__ import annotations
 

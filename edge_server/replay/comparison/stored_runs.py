@@ -1,4 +1,4 @@
-"""Comparison of stored runs, of one site or several, with their final models."""
+"""Compare stored runs and their final models, of one site or of several."""
 
 from __future__ import annotations
 

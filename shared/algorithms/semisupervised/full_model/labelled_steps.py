@@ -1,4 +1,4 @@
-"""Supervised server steps on a whole network, with SemiSFL's batches.
+"""Supervised training steps of the server, on the unsplit network and SemiSFL's labelled batches.
 
 Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, compare with methods whose devices train the whole network, with
 equally many supervised steps and examples. Batches are drawn alike, so that they cause no difference. The loss is the
