@@ -70,8 +70,8 @@ arm: setup ## Install the agent on an emulated ARM board, compare first weights,
 	@sh tests/arm/board.sh
 	@$(BIN)/python -m tests.arm.check
 
-examples: setup ## Run every command of the three complete examples: replay, live, release, model server
-	@EXAMPLES=all $(BIN)/python -m pytest -q -rs tests/test_examples.py
+examples: setup ## Run every command of the three complete examples, and an interrupted Flower app
+	@EXAMPLES=all $(BIN)/python -m pytest -q -rs tests/test_examples.py tests/test_flower_app.py
 
 resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)

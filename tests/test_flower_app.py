@@ -196,6 +196,7 @@ def test_the_quickstart_live_replayed_and_in_a_loop(python, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.broker
+@pytest.mark.skipif(os.environ.get("EXAMPLES") != "all", reason="takes a minute; `make examples` runs it")
 def test_an_interrupted_run_goes_on_with_the_same_bits(python, tmp_path):
     """After Ctrl-C within the third round or later, the same command ends as a replay without an interruption."""
     words = ("-m", "edge_server", "flower-app", APP, "--set", f"num-server-rounds={ROUNDS}", "--set", "local-epochs=6")

@@ -132,7 +132,7 @@ def require_finite_loss(loss: float, step: int) -> float:
     """
     if not math.isfinite(loss):
         if step == 1:
-            raise Diverged(f"the loss before any training is {loss}: {RECEIVED}")
+            raise Diverged(f"the loss of step 1, before any training, is {loss}: {RECEIVED}")
         raise Diverged(f"training has diverged, the loss of step {step} is {loss}: {REMEDY}")
     return loss
 

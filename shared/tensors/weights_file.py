@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle itself is banned
 
 from shared.errors import ConfigError
+from shared.runtime.backports import file_digest
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 WRAPPER = "state_dict"
@@ -55,6 +55,6 @@ def digest_weights(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"{KEY}: {path}: {error.strerror}; correct the path") from error

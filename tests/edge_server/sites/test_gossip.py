@@ -10,7 +10,9 @@ from random import Random
 import pytest
 
 from edge_server.journal.records import EdgeSettled, Gossiped, Noted
+from edge_server.plan.network import ModelPlan
 from edge_server.plan.plan import Plan
+from edge_server.plan.sections import Chosen
 from edge_server.plan.sites import SitesPlan
 from edge_server.sites.link import describe_differences, encode_plan
 from edge_server.sites.model_files import round_folder
@@ -25,6 +27,7 @@ from tests.edge_server.harness import DEADLINE_S, Country, Town, country, model_
 from tests.naming import log_messages, names_all
 
 SLOW = Rate(1e6, 1e6, 0.01)
+FEDAVG, MLP = Chosen(name="fedavg"), ModelPlan(name="mlp")
 
 
 def clock() -> float:
@@ -356,9 +359,7 @@ def test_plans_are_compared_without_the_folders_of_their_data():
     """Sites have the same files in other places."""
 
     def planned(path: str, rounds: int) -> bytes:
-        return encode_plan(
-            Plan(name="x", rounds=rounds, algorithm={"name": "fedavg"}, model={"name": "mlp"}, data=data_of(path))  # type: ignore[arg-type]
-        )
+        return encode_plan(Plan(name="x", rounds=rounds, algorithm=FEDAVG, model=MLP, data=data_of(path)))
 
     assert planned("/srv/one/mnist.npz", 2) == planned("/home/two/mnist.npz", 2)
     path, rounds = describe_differences(planned("a", 2), planned("b", 3))
@@ -371,9 +372,7 @@ def test_sites_in_another_order_are_another_plan():
 
     def planned(*sites: str) -> bytes:
         table = SitesPlan(clusters={site: (f"{site}-*",) for site in sites})
-        return encode_plan(
-            Plan(name="x", rounds=2, algorithm={"name": "fedavg"}, model={"name": "mlp"}, sites=table)  # type: ignore[arg-type]
-        )
+        return encode_plan(Plan(name="x", rounds=2, algorithm=FEDAVG, model=MLP, sites=table))
 
     assert planned("roof", "barn") == planned("roof", "barn")
     differences = describe_differences(planned("roof", "barn"), planned("barn", "roof"))
