@@ -42,6 +42,10 @@ VALUES = {
 """Allowed wherever a field has that type: 0.5 is a momentum and a learning rate."""
 
 
+TOGETHER: dict[str, dict[str, Any]] = {"ObjectiveSpec": {"kind": "segmentation", "loss": ""}}
+"""Fields of structs whose values must suit each other."""
+
+
 def module(name: str) -> ModuleType:
     """Import a module from where it is on this side."""
     for place in PLACES[name]:
@@ -57,7 +61,8 @@ def filled(kind: shape.Type) -> Any:
     """Return a value of a type with every field given."""
     match kind:
         case shape.StructType():
-            value = kind.cls(**{one.name: filled(one.type) for one in kind.fields})
+            given = {one.name: filled(one.type) for one in kind.fields}
+            value = kind.cls(**given | TOGETHER.get(kind.cls.__name__, {}))
         case shape.UnionType():
             value = filled(next(one for one in kind.types if not isinstance(one, shape.NoneType)))
         case shape.LiteralType():
