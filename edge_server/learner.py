@@ -70,7 +70,7 @@ def load_pretrained(plan: Plan, model: Model) -> None:
 
 
 def describe_trained(plan: Plan) -> str:
-    """Return how much of a plan's network devices train, and how many bytes travel only once."""
+    """Describe the trained share of a plan's network, and the bytes that travel once or in each round."""
     network, frozen = blank_trained(plan), plan_frozen(plan)
     parameters = dict(network.layers.named_parameters())
     trained = sum(leaf.numel() for name, leaf in parameters.items() if name not in frozen)

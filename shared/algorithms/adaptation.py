@@ -20,18 +20,18 @@ def restrict(algorithm: Algorithm, frozen: frozenset[str], lora: Lora | None) ->
     The frozen leaves are in its state, and devices get them once: `frozen_leaves`.
 
     Args:
-        algorithm: One that `trains_parts`.
+        algorithm: Its `trains_parts` is true.
     """
 
     def broadcast(state: State, device: str, assignment: Assignment) -> Tree:
         sent = algorithm.broadcast(state, device, assignment)
         return {name: leaf for name, leaf in sent.items() if name not in frozen}
 
-    def evaluated(state: State) -> Tree:
+    def merged_parameters(state: State) -> Tree:
         tree = algorithm.evaluated(state) if algorithm.evaluated else state.tree
         return merge(network_leaves(tree), lora) if lora else tree
 
-    return replace(algorithm, broadcast=broadcast, evaluated=evaluated if lora else algorithm.evaluated)
+    return replace(algorithm, broadcast=broadcast, evaluated=merged_parameters if lora else algorithm.evaluated)
 
 
 def frozen_leaves(state: State, frozen: frozenset[str]) -> Tree:

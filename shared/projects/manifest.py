@@ -10,9 +10,8 @@ import re
 
 import msgspec
 
-from shared.errors import ConfigError, WireError
 from shared.projects.names import require_project_name, require_version
-from shared.protocol.packages import MOST_SIGNED, SignedManifest, require_site, sign_bytes, verify_bytes
+from shared.protocol.packages import SignedManifest, decode_versioned, require_site, sign_bytes, verify_bytes
 
 FORMAT = 1
 PREFIX = b"fieldfleet project manifest 1\n"
@@ -83,12 +82,5 @@ def decode_project(data: bytes) -> ProjectManifest:
         ConfigError: It has a newer format than this version reads.
         WireError: It is malformed.
     """
-    if len(data) > MOST_SIGNED:
-        raise WireError(f"a manifest of {len(data)} bytes, the limit is {MOST_SIGNED}", reason="malformed")
-    try:
-        manifest = msgspec.json.decode(data, type=ProjectManifest)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"not a project manifest: {error}", reason="malformed") from error
-    if manifest.format > FORMAT:
-        raise ConfigError(f"project manifest of format {manifest.format}, newer than {FORMAT}: update this fieldfleet")
-    return manifest
+    remedy = "upgrade fieldfleet on this machine"
+    return decode_versioned(data, ProjectManifest, newest=FORMAT, what="project manifest", remedy=remedy)

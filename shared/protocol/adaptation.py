@@ -38,7 +38,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class NetworkAdaptation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What devices do not train of a network.
+    """Parts of a network that devices do not train.
 
     Attributes:
         frozen: Names of layers, parameters or buffers that stay as they are; `*` and `?` are wildcards.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
+T = TypeVar("T")
 Arch: TypeAlias = Literal["amd64", "arm64"]
 
 AGENT = "fieldfleet-agent"
@@ -179,16 +180,31 @@ def decode_manifest(data: bytes) -> PackageManifest:
         ConfigError: It has a newer format than this version reads.
         WireError: It is malformed.
     """
+    remedy = "install the package by hand, `sudo apt install ./FILE.deb`"
+    return decode_versioned(data, PackageManifest, newest=FORMAT, what="package manifest", remedy=remedy)
+
+
+def decode_versioned(data: bytes, kind: type[T], *, newest: int, what: str, remedy: str) -> T:
+    """Decode a manifest whose field `format` is read first, since a newer format may have other fields.
+
+    Args:
+        newest: Newest format that this version reads.
+        what: Name of the manifest for messages.
+        remedy: What to do about a newer format.
+
+    Raises:
+        ConfigError: It has a newer format.
+        WireError: It is malformed or too long.
+    """
     if len(data) > MOST_SIGNED:
         raise WireError(f"a manifest of {len(data)} bytes, the limit is {MOST_SIGNED}", reason="malformed")
     try:
         number = msgspec.json.decode(data, type=_ManifestFormat).format
-        if number > FORMAT:
-            problem = f"the manifest is of format {number}, and this version reads up to {FORMAT}"
-            raise ConfigError(f"{problem}: install the package by hand, `sudo apt install ./FILE.deb`")
-        return msgspec.json.decode(data, type=PackageManifest)
+        if number > newest:
+            raise ConfigError(f"the {what} is of format {number}, and this version reads up to {newest}: {remedy}")
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"not a package manifest: {error}", reason="malformed") from error
+        raise WireError(f"not a {what}: {error}", reason="malformed") from error
 
 
 class _ManifestFormat(msgspec.Struct):

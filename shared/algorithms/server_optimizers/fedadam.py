@@ -13,13 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.server_optimizers.server_step import (
-    FIRST,
-    SECOND,
-    adaptive_step,
-    require_options,
-    server_optimizer,
-)
+from shared.algorithms.server_optimizers.server_step import adaptive_optimizer, require_options
 
 
 def fedadam(
@@ -38,10 +32,10 @@ def fedadam(
     Raises:
         ValueError: An option is out of range.
     """
-    require_options(server_learning_rate=server_learning_rate, beta1=beta1, beta2=beta2, tau=tau)
+    require_options(beta2=beta2)
 
     def second_moment(before: Tensor, squares: Tensor) -> Tensor:
         return before * beta2 + squares * (1 - beta2)
 
-    step = adaptive_step(server_learning_rate, beta1, tau, second_moment)
-    return server_optimizer({FIRST: 0.0, SECOND: tau * tau}, step, mu)
+    rates = {"server_learning_rate": server_learning_rate, "beta1": beta1, "tau": tau}
+    return adaptive_optimizer(second_moment, mu, **rates)

@@ -75,22 +75,30 @@ def _full_like(weight: Tensor, value: float) -> Tensor:
     return torch.full_like(weight.detach(), value, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
-def adaptive_step(rate: float, beta1: float, tau: float, second_moment: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """Return the step of FedAdagrad, FedYogi and FedAdam, which differ in the second moment.
+def adaptive_optimizer(
+    second_moment: Callable[[Tensor, Tensor], Tensor],
+    mu: float,
+    *,
+    server_learning_rate: float,
+    beta1: float,
+    tau: float,
+) -> Algorithm:
+    """Build FedAdagrad, FedYogi or FedAdam, which differ in the second moment; for the options see `fedadam`.
 
     Args:
-        rate: Learning rate of the server.
-        beta1: Decay of the first moment, in [0, 1).
-        tau: Adaptivity, above 0: the smaller, the more steps of all parameters are alike.
         second_moment: (v, d * d) -> the next v.
+
+    Raises:
+        ValueError: An option is out of range.
     """
+    require_options(server_learning_rate=server_learning_rate, beta1=beta1, tau=tau)
 
     def step(moments: Moments, change: Tensor) -> tuple[Moments, Tensor]:
         first = moments[FIRST] * beta1 + change * (1 - beta1)
         second = second_moment(moments[SECOND], change * change)
-        return {FIRST: first, SECOND: second}, first / (second.sqrt() + tau) * rate
+        return {FIRST: first, SECOND: second}, first / (second.sqrt() + tau) * server_learning_rate
 
-    return step
+    return server_optimizer({FIRST: 0.0, SECOND: tau * tau}, step, mu)
 
 
 def require_options(**options: float) -> None:
