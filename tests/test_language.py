@@ -165,14 +165,12 @@ CEILINGS: dict[Rule, int] = {
 
 LARGE_CLASSES = {
     "device_agent.Agent",
-    "device_agent.AgentOffers",
     "device_agent.Candidate",
     "device_agent.Connection",
     "device_agent.Delivery",
     "device_agent.Download",
     "device_agent.InferenceProcess",
     "device_agent.PowerLog",
-    "device_agent.ReleaseOffers",
     "device_agent.RemoteTop",
     "device_agent.Reporter",
     "device_agent.TrainerProcess",

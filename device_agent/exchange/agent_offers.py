@@ -11,35 +11,27 @@ import asyncio
 import logging
 import platform
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
-from device_agent.exchange.package_download import PackageDownload
-from device_agent.exchange.resend import announce
+from device_agent.exchange.offers import OfferLoop
+from device_agent.exchange.upgrade_folder import MissingPackage, write_request
 from device_agent.upgrade.agent_folder import AgentFolder
-from device_agent.upgrade.proof import open_folder
-from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, UpgradeTarget, read_upgrade
+from device_agent.upgrade.record import MOST_PROBATION_S, UpgradeRecord, UpgradeTarget, read_upgrade
 from device_agent.upgrade.transitions import is_handled
-from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
-from shared.protocol import wire
-from shared.protocol.inference.rollout import Bundle, ModelStatus, Offer, Releases, Withdraw
+from shared.errors import ConfigError, CorruptFile, FieldFleetError
+from shared.protocol.inference.rollout import Ahead, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.packages import (
     AGENT,
-    PackageManifest,
     decode_manifest,
     decode_signed_manifest,
     encode_signed_manifest,
     find_build,
 )
-from shared.protocol.topics import topic
 from shared.protocol.update import PENDING
-from shared.runtime.durable import replace_file
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -53,7 +45,6 @@ UNCOUNTED = -1
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 CANNOT_UPGRADE = "this agent cannot upgrade itself: it runs from a checkout or in a container; update that instead"
 SUPERSEDED = "another version was installed at this board after the offer; start another rollout to offer it again"
-PRIVATE = 0o600
 
 
 @dataclass(frozen=True)
@@ -98,82 +89,48 @@ class AgentOffers:
     poll_s: float = POLL_S
     _record: UpgradeRecord = field(default_factory=UpgradeRecord)
     _serials: dict[str, int] = field(default_factory=dict)
-    _offer: Offer | None = None
     _pending: ModelStatus | None = None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._request = BundleRequest(self.download)
-        self._packages = PackageDownload(self.download, self.state_dir, self._request)
+        self._loop = OfferLoop(self.download, "upgrade", "agent", self)
 
     async def run(self) -> None:
         """Take part in rollouts until cancelled."""
-        download = self.download
-        name = topic(download.site, download.device, "upgrade")
-        try:
-            async with download.transport.subscribe(name) as inbox, background(self._poll_record(), self._announce()):
-                async for _, data in inbox:
-                    try:
-                        await self._handle(wire.decode(data))
-                    except WireError as error:
-                        log.warning("dropped: %s", error)
-        finally:
-            await self._stop()
+        async with background(self._poll_record()):
+            await self._loop.run()
 
-    async def _handle(self, message: object) -> None:
-        match message:
-            case Offer():
-                if self._offer == message and self._task and not self._task.done():
-                    self.download.request_again()
-                    return
-                await self._begin(message, self._serve(message))
-            case Bundle():
-                self._request.announce(message)
-            case Withdraw():
-                await self._begin(None, self._withdraw(message))
-            case _:
-                raise WireError(
-                    f"unexpected message {type(message).__name__} on the upgrade channel", reason="unexpected"
-                )
-
-    async def _begin(self, offer: Offer | None, then: Coroutine[Any, Any, None]) -> None:
-        await self._stop()
-        self._offer, self._task = offer, asyncio.create_task(then, name="upgrade")
-
-    async def _stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _serve(self, offer: Offer) -> None:
-        """Carry out an offer; refuse one that cannot be carried out."""
-        try:
-            signed = decode_signed_manifest(offer.manifest)
-            manifest = decode_manifest(signed.manifest)
-            if (offer.name, offer.version) != (AGENT, manifest.serial):
-                raise ConfigError(
-                    f"the offer of {offer.name[:64]}/{offer.version} carries the manifest of another version"
-                )
-            self._serials[manifest.version] = manifest.serial
-            if self.installed.home is None:
-                raise ConfigError(CANNOT_UPGRADE)
-            await self._read_record()
-            request = _build_request(offer, manifest)
-            if self._is_already_done(request):
-                self._set_pending(None)
-                return
+    async def serve(self, offer: Offer) -> None:
+        """Fetch an offered version and request it from the updater until its record reflects that."""
+        signed = decode_signed_manifest(offer.manifest)
+        manifest = decode_manifest(signed.manifest)
+        if (offer.name, offer.version) != (AGENT, manifest.serial):
+            raise ConfigError(f"the offer of {offer.name[:64]}/{offer.version} carries the manifest of another version")
+        self._serials[manifest.version] = manifest.serial
+        if self.installed.home is None:
+            raise ConfigError(CANNOT_UPGRADE)
+        await self._read_record()
+        request = _build_request(offer, manifest.version)
+        if _is_already_done(self._record, request, self.installed.version):
+            self._set_pending(None)
+        else:
             build = find_build(manifest, self.installed.arch, self.installed.python)
             self._set_pending(_build_status(offer, "offered"))
-            await self._packages.fetch(offer, build, manifest.version)
-            await self.download.worker(_write_request, self.state_dir, encode_signed_manifest(signed), request)
+            await self._loop.bundles.fetch(offer.deployment, MissingPackage(self.state_dir, build, manifest.version))
+            await self.download.worker(write_request, self.state_dir, encode_signed_manifest(signed), request)
             log.info("version %s fetched and requested from the updater", manifest.version)
             self._set_pending(_build_status(offer, "fetched"))
-        except (FieldFleetError, OSError, ValueError) as error:
-            log.warning("agent %d is refused: %s", offer.version, error)
-            self._set_pending(_build_status(offer, "refused", str(error)[:500]))
-        else:
             await self._repeat_until_done(request)
+
+    async def refuse(self, offer: Offer, reason: str) -> None:
+        """Report an offer as refused."""
+        self._set_pending(_build_status(offer, "refused", reason))
+
+    def has_prefetched(self, _deployment: str) -> bool:
+        """Return True, since packages are not fetched before their offer."""
+        return True
+
+    async def prefetch(self, _ahead: Ahead) -> None:
+        """Do nothing."""
 
     async def _repeat_until_done(self, request: UpgradeTarget) -> None:
         """Write a request again, with growing pauses, until the updater's record reflects it."""
@@ -185,55 +142,34 @@ class AgentOffers:
                 await self._read_record()
                 if is_handled(self._record, request, self.installed.version):
                     return
-                await self.download.worker(_write_request, self.state_dir, b"", request)
+                await self.download.worker(write_request, self.state_dir, b"", request)
             except (FieldFleetError, OSError) as error:
                 log.warning("upgrade: %s", error)
 
-    def _is_already_done(self, request: UpgradeTarget) -> bool:
-        """Return True if the requested version runs already or the updater's record reflects the request.
-
-        Raises:
-            ConfigError: Another version was installed at the board since.
-        """
-        runs_it = request.version == self.installed.version and self._record.state != "trial"
-        if request == self._record.passed_over and request.version not in (self.installed.version, self._record.to):
-            raise ConfigError(SUPERSEDED)
-        return runs_it or is_handled(self._record, request, self.installed.version)
-
     def _set_pending(self, pending: ModelStatus | None) -> None:
         self._pending = pending
-        self._changed.set()
+        self._loop.changed.set()
 
-    async def _withdraw(self, message: Withdraw) -> None:
+    async def withdraw(self, message: Withdraw) -> None:
         """Stop fetching a version and revoke the request for it; roll back if asked to."""
         self._set_pending(None)
         if self.installed.home is None:
             return
-        try:
-            await self._read_record()
-            request = self._request_after_withdrawal(
-                message, await self.download.worker(AgentFolder(self.state_dir).read_target)
-            )
-            if request is None:
-                return
-            await self.download.worker(_write_request, self.state_dir, b"", request)
-        except (FieldFleetError, OSError, ValueError) as error:  # ValueError: there is no version before
-            log.warning("upgrade: %s", error)
-        else:
+        await self._read_record()
+        target = await self.download.worker(AgentFolder(self.state_dir).read_target)
+        if request := self._request_after_withdrawal(message, target):
+            await self.download.worker(write_request, self.state_dir, b"", request)
             await self._repeat_until_done(request)
 
     def _request_after_withdrawal(self, message: Withdraw, request: UpgradeTarget | None) -> UpgradeTarget | None:
-        """Return the request that follows a withdrawn version; None if the updater is not concerned.
-
-        Raises:
-            ValueError: There is no earlier version to return to.
-        """
+        """Return the request that follows a withdrawn version; None if the updater is not concerned."""
         record = self._record
         is_its = record.deployment == message.deployment and self._serial(record.to) == message.version
         if is_its and record.state in ("trial", "committed"):
             goal = record.from_ if record.state == "trial" else record.previous
-            attempt = max(1, record.attempt)
-            return UpgradeTarget(version=goal, deployment=message.deployment, attempt=attempt) if message.back else None
+            if not (message.back and goal):
+                return None
+            return UpgradeTarget(version=goal, deployment=message.deployment, attempt=max(1, record.attempt))
         if request is None or request.deployment != message.deployment:
             return None
         is_seen_to = is_handled(record, request, self.installed.version) and record.state not in PENDING
@@ -243,7 +179,7 @@ class AgentOffers:
         record = await self.download.worker(self.installed.record)
         if record != self._record:
             self._record = record
-            self._changed.set()
+            self._loop.changed.set()
 
     async def _poll_record(self) -> None:
         """Read the updater's record periodically."""
@@ -254,13 +190,7 @@ class AgentOffers:
                 log.debug("upgrade: %s", error)
             await asyncio.sleep(self.poll_s)
 
-    async def _announce(self) -> None:
-        download = self.download
-        await announce(
-            download.transport, topic(download.site, download.device, "agent"), self._changed, self._build_releases
-        )
-
-    async def _build_releases(self) -> Releases:
+    async def build_statuses(self) -> Releases:
         return Releases(device=self.download.device, instance=self.instance, models=(self.status(),))
 
     def status(self) -> ModelStatus:
@@ -277,8 +207,8 @@ class AgentOffers:
             attempt=record.attempt,
             reason=record.reason,
         )
-        is_roots = pending is None or (record.deployment, record.attempt) == (pending.deployment, pending.attempt)
-        if pending is None or (is_roots and pending.state == "fetched"):
+        is_recorded = pending is None or (record.deployment, record.attempt) == (pending.deployment, pending.attempt)
+        if pending is None or (is_recorded and pending.state == "fetched"):
             return recorded
         return msgspec.structs.replace(pending, committed=recorded.committed, previous=recorded.previous)
 
@@ -286,10 +216,21 @@ class AgentOffers:
         return self._record.serials.get(version, self._serials.get(version, 0)) if version else 0
 
 
-def _build_request(offer: Offer, manifest: PackageManifest) -> UpgradeTarget:
+def _is_already_done(record: UpgradeRecord, request: UpgradeTarget, running: str) -> bool:
+    """Return True if the requested version runs already or the updater's record reflects the request.
+
+    Raises:
+        ConfigError: Another version was installed at the board since.
+    """
+    if request == record.passed_over and request.version not in (running, record.to):
+        raise ConfigError(SUPERSEDED)
+    return (request.version == running and record.state != "trial") or is_handled(record, request, running)
+
+
+def _build_request(offer: Offer, version: str) -> UpgradeTarget:
     probation_s = min(max(offer.soak_s, 1.0), MOST_PROBATION_S)
     return UpgradeTarget(
-        version=manifest.version, deployment=offer.deployment, attempt=max(1, offer.attempt), probation_s=probation_s
+        version=version, deployment=offer.deployment, attempt=max(1, offer.attempt), probation_s=probation_s
     )
 
 
@@ -302,15 +243,3 @@ def _build_status(offer: Offer, state: str, reason: str = "") -> ModelStatus:
         attempt=offer.attempt,
         reason=reason,
     )
-
-
-def _write_request(state_dir: Path, signed: bytes, request: UpgradeTarget) -> None:
-    """Store the requested version and its signed manifest durably; the request is written last."""
-    folder = open_folder(state_dir)
-    if signed:
-        replace_file(folder / f"{request.version}.json", signed, mode=PRIVATE)
-        for path in folder.glob("*.deb"):
-            if path.name != f"{request.version}.deb":
-                path.unlink(missing_ok=True)
-                path.with_suffix(".json").unlink(missing_ok=True)
-    replace_file(folder / WANTED, msgspec.json.encode(request), mode=PRIVATE)

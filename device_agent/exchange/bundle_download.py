@@ -1,18 +1,22 @@
-"""Download of a release's missing parts as one bundle, into the board's store."""
+"""Download of an offer's missing parts as one bundle, requested until the server announces it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
 
-from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
-from device_agent.exchange.release_parts import ReleaseStore, find_lacking, unpack_bundle
-from shared.errors import CorruptFile, WireError
-from shared.protocol.inference.bundle import Lacking, build_lacks, bundle_pieces
-from shared.protocol.inference.release import ReleaseManifest
-from shared.protocol.inference.rollout import Ahead, Lacks, Offer
+from device_agent.exchange.resend import ask
+from shared.errors import CorruptFile, Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.inference.bundle import Lacking, build_lacks
+from shared.protocol.inference.rollout import Bundle, Lacks
+from shared.protocol.topics import topic
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -21,51 +25,87 @@ ATTEMPTS = 3
 """Fetches of a bundle that arrives damaged."""
 
 
+class OfferedContent(Protocol):
+    """Parts of an offered release or agent version; its methods may block."""
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+
+    def find_lacking(self) -> Lacking:
+        """Return the parts that the board lacks."""
+
+    def bundle_size(self, lacking: Lacking) -> int:
+        """Return the bytes of a bundle of parts."""
+
+    def store(self, lacking: Lacking, bundle: Path) -> None:
+        """Move a bundle of parts into the store.
+
+        Raises:
+            CorruptFile: A part is damaged; others may be stored.
+            Unwritable: The disk is full or read-only.
+        """
+
+
 @dataclass
 class BundleDownload:
-    """Fetches bundles of missing parts and unpacks them; one at a time."""
+    """Fetches bundles, requested on the channel `lacks`; one at a time."""
 
     download: Download
-    store: ReleaseStore
-    request: BundleRequest
+    _bundle: Bundle | None = None
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _request_again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def announce(self, bundle: Bundle) -> None:
+        """Record the server's answer to a request."""
+        self._bundle = bundle
+        self._answered.set()
 
     def repeat_request(self) -> None:
         """Send the current request again: the server repeated its offer and may have lost the request."""
         self._request_again.set()
 
-    async def fetch(self, offer: Offer | Ahead, manifest: ReleaseManifest) -> None:
-        """Fetch the missing parts of a release into the store.
+    async def fetch(self, deployment: str, content: OfferedContent) -> None:
+        """Fetch the missing parts of an offer.
 
         Raises:
             WireError: Every attempt brought damaged parts.
             Unwritable: The disk is full or read-only.
         """
-        as_one_file, worker = False, self.download.worker
+        worker, label = self.download.worker, content.label
         for attempt in range(ATTEMPTS):
-            lacking = await worker(find_lacking, self.store, manifest, as_one_file=as_one_file)
-            if not (lacking.parts or lacking.header):
+            lacking = await worker(content.find_lacking)
+            if lacking == Lacking():
                 return
-            message = build_lacks(self.download.device, offer.deployment, lacking)
-            bundle = await self.request.ask(message, sum(piece.size for piece in bundle_pieces(manifest, lacking)))
-            what = f"parts of {manifest.reference}"
-            async with background(self._repeat(message)):
-                path, _ = await self.download.receive(bundle.params, what, shared=bundle.shared)
+            lacks, self._bundle = build_lacks(self.download.device, deployment, lacking), None
+            find = partial(self._find, deployment, content.bundle_size(lacking))
+            bundle = await ask(partial(self._send, lacks), self._answered, find)
+            async with background(self._repeat(lacks)):
+                path, _ = await self.download.receive(bundle.params, f"parts of {label}", shared=bundle.shared)
             try:
-                await worker(unpack_bundle, self.store, manifest, lacking, path)
+                await worker(content.store, lacking, path)
             except CorruptFile as error:
-                log.warning("%s, attempt %d of %d: %s", what, attempt + 1, ATTEMPTS, error)
-                as_one_file = True
-        if (await worker(find_lacking, self.store, manifest)) != Lacking():
-            raise WireError(f"parts of {manifest.reference} were damaged {ATTEMPTS} times", reason="digest")
+                log.warning("parts of %s, attempt %d of %d: %s", label, attempt + 1, ATTEMPTS, error)
+        if await worker(content.find_lacking) != Lacking():
+            raise WireError(f"parts of {label} were damaged {ATTEMPTS} times", reason="digest")
 
-    async def _repeat(self, message: Lacks) -> None:
+    async def _send(self, lacks: Lacks) -> None:
+        """Send a request once; an unreachable broker is ignored."""
+        with suppress(Unreachable):
+            name = topic(self.download.site, self.download.device, "lacks")
+            await self.download.transport.publish(name, wire.encode(lacks))
+
+    def _find(self, deployment: str, size: int) -> Bundle | None:
+        bundle = self._bundle
+        return bundle if bundle and (bundle.deployment, bundle.params.size) == (deployment, size) else None
+
+    async def _repeat(self, lacks: Lacks) -> None:
         """Send a request again whenever the offer arrives again."""
         self._request_again.clear()
         while True:
             await self._request_again.wait()
             self._request_again.clear()
-            self.request.answered.clear()
-            await self.request.send(message)
-            await self.request.answered.wait()
+            self._answered.clear()
+            await self._send(lacks)
+            await self._answered.wait()
             self.download.request_again()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from device_agent.inference.part_store import PartStore
+from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, WireError
 from shared.protocol.inference.bundle import (
     HEADER,
@@ -25,7 +26,6 @@ from shared.protocol.inference.bundle import (
     tensor_places,
 )
 from shared.protocol.inference.release import ReleaseManifest
-from shared.protocol.update import UpdateRecord
 from shared.runtime.durable import explain_disk_errors
 
 COPY_BYTES = 1 << 20
@@ -39,38 +39,6 @@ NEWEST_FORMATS: Mapping[tuple[int, int], tuple[int, int]] = {
 """Newest opset and IR version that each ONNX Runtime reads; for others, loading the model decides."""
 
 
-class ReleaseStore(Protocol):
-    """Store of releases and their parts on a board."""
-
-    @property
-    def parts(self) -> PartStore:
-        """Parts of all releases."""
-
-    def names(self) -> list[str]:
-        """Return the model names with a record."""
-
-    def record(self, name: str) -> UpdateRecord:
-        """Return the update record of a model."""
-
-    def versions(self, name: str) -> list[int]:
-        """Return the versions of a model whose manifests are stored."""
-
-    def manifest(self, name: str, version: int) -> ReleaseManifest:
-        """Return the manifest of a version."""
-
-    def keep_ahead(self, manifest: bytes) -> None:
-        """Retain the parts of a release to be offered."""
-
-    def ahead(self) -> ReleaseManifest | None:
-        """Return the manifest of the release to be offered."""
-
-    def forget_ahead(self) -> None:
-        """Stop retaining parts for a release to be offered."""
-
-    def tidy(self) -> None:
-        """Delete unreferenced parts."""
-
-
 class _ByteRange(NamedTuple):
     """Range of bytes in a file."""
 
@@ -79,7 +47,35 @@ class _ByteRange(NamedTuple):
     size: int
 
 
-def find_lacking(store: ReleaseStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
+@dataclass
+class MissingParts:
+    """Parts of an offered release that the board lacks.
+
+    Attributes:
+        as_one_file: Fetch the parameter file as a whole, since the local tensors turned out damaged.
+    """
+
+    board: BoardStore
+    manifest: ReleaseManifest
+    as_one_file: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.manifest.reference
+
+    def find_lacking(self) -> Lacking:
+        return find_lacking(self.board, self.manifest, as_one_file=self.as_one_file)
+
+    def bundle_size(self, lacking: Lacking) -> int:
+        return sum(piece.size for piece in bundle_pieces(self.manifest, lacking))
+
+    def store(self, lacking: Lacking, bundle: Path) -> None:
+        self.as_one_file = True  # unless this succeeds
+        unpack_bundle(self.board, self.manifest, lacking, bundle)
+        self.as_one_file = False
+
+
+def find_lacking(store: BoardStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
     """Return the parts and tensors of a release that the board lacks.
 
     Args:
@@ -91,7 +87,7 @@ def find_lacking(store: ReleaseStore, manifest: ReleaseManifest, *, as_one_file:
     return compute_lacking(manifest, present, tensors.keys())
 
 
-def _find_local_tensors(store: ReleaseStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
+def _find_local_tensors(store: BoardStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
     """Return the ranges of a release's tensors in files of other releases, by digest."""
     digests, ranges = {tensor.sha256 for tensor in manifest.tensors}, dict[str, _ByteRange]()
     for other in _local_releases(store):
@@ -110,14 +106,14 @@ def _find_local_tensors(store: ReleaseStore, manifest: ReleaseManifest) -> dict[
     return ranges
 
 
-def _local_releases(store: ReleaseStore) -> Iterator[ReleaseManifest]:
+def _local_releases(store: BoardStore) -> Iterator[ReleaseManifest]:
     for name in store.names():
         for version in reversed(store.versions(name)):
             with suppress(ConfigError, CorruptFile):
                 yield store.manifest(name, version)
 
 
-def unpack_bundle(store: ReleaseStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
+def unpack_bundle(store: BoardStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
     """Move a received bundle's parts into the store and delete the bundle. Not for the event loop.
 
     Args:
@@ -142,7 +138,7 @@ def unpack_bundle(store: ReleaseStore, manifest: ReleaseManifest, lacking: Lacki
 
 
 def _parameter_ranges(
-    store: ReleaseStore, manifest: ReleaseManifest, received: dict[str, _ByteRange]
+    store: BoardStore, manifest: ReleaseManifest, received: dict[str, _ByteRange]
 ) -> Sequence[_ByteRange]:
     """Return the byte ranges of a parameter file, in file order."""
     header = received[HEADER]
@@ -158,7 +154,7 @@ def _parameter_ranges(
         raise CorruptFile(f"{manifest.reference}: tensor {error} is neither on the board nor in the bundle") from error
 
 
-def _assemble_part(store: ReleaseStore, digest: str, places: Sequence[_ByteRange], bundle: Path) -> None:
+def _assemble_part(store: BoardStore, digest: str, places: Sequence[_ByteRange], bundle: Path) -> None:
     """Write a part from its byte ranges and add it to the store."""
     partial = bundle.with_name(f"{bundle.name}.part")
     try:
