@@ -72,19 +72,19 @@ def test_a_device_serves_its_own_model_after_training_and_after_a_restart(site: 
     lasts = {f"{run}@2", f"{run}@3"}  # the last training, and the evaluation after it, which leaves it as it is
 
     def serves_own() -> bool:
-        told = _answer(socket, "/v2/models/digits/stats")
+        told = answer(socket, "/v2/models/digits/stats")
         return bool(told) and told["model_stats"][0]["parameters"].get("own_model") in lasts
 
     until(serves_own, "the model of the last round served")
     expected = _own_outputs(site, state_dir / "state" / run, probes["inputs"])
     largest = np.abs(expected).max()
     assert np.abs(expected - probes["outputs"]).max() > 100 * TOLERANCE * largest  # not the release's
-    assert np.abs(_infer(socket, probes["inputs"]) - expected).max() <= TOLERANCE * largest
+    assert np.abs(infer(socket, "digits", probes["inputs"]) - expected).max() <= TOLERANCE * largest
     site.fleet.kill_agent("a")
     (state_dir / "serve.sock").unlink(missing_ok=True)  # of the process before
     site.fleet.agent("a")
     until(serves_own, "the same after a restart")
-    assert np.abs(_infer(socket, probes["inputs"]) - expected).max() <= TOLERANCE * largest
+    assert np.abs(infer(socket, "digits", probes["inputs"]) - expected).max() <= TOLERANCE * largest
 
 
 def _own_outputs(site: Personal, path: Any, inputs: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ def _own_outputs(site: Personal, path: Any, inputs: np.ndarray) -> np.ndarray:
     return outputs.numpy()
 
 
-def _answer(socket: str, url: str, told: object = None) -> dict[str, Any]:
+def answer(socket: str, url: str, told: object = None) -> dict[str, Any]:
     """Return an answer over the Unix socket, empty where nobody gives one yet."""
     from tests.device_agent.inference.test_process import asked  # noqa: PLC0415
 
@@ -108,7 +108,7 @@ def _answer(socket: str, url: str, told: object = None) -> dict[str, Any]:
     return answer if code == 200 else {}
 
 
-def _infer(socket: str, inputs: np.ndarray) -> np.ndarray:
+def infer(socket: str, name: str, inputs: np.ndarray) -> np.ndarray:
     tensor = {"name": "input", "shape": inputs.shape, "datatype": "FP32", "data": inputs.ravel().tolist()}
-    [output] = _answer(socket, "/v2/models/digits/infer", {"inputs": [tensor]})["outputs"]
+    [output] = answer(socket, f"/v2/models/{name}/infer", {"inputs": [tensor]})["outputs"]
     return np.array(output["data"], np.float32).reshape(output["shape"])

@@ -455,7 +455,9 @@ def _time_steps(task: TrainingTask, start: Tree) -> StepCost:
         task.measure,
         seconds=task.job.task.measure_s,
         weights=sum(leaf.numel() for leaf in model.layers.parameters()),
-        flops=task.workspace.flops(task.job.task.model, batches.examples.inputs.shape[1:], batch_size),
+        flops=task.workspace.flops(
+            task.job.task.model, batches.examples.inputs.shape[1:], batch_size, task.job.task.adaptation
+        ),
     )
 
 

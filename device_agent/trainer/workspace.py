@@ -65,7 +65,7 @@ class Workspace:
     models: dict[bytes, Model] = field(default_factory=dict)
     constants: Tree = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
-    counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
+    counted: dict[bytes, int] = field(default_factory=dict)
     outputs: dict[tuple[bytes, torch.Size, torch.dtype], torch.Size] = field(default_factory=dict)
     fitting: set[bytes] = field(default_factory=set)
     noted: set[str] = field(default_factory=set)
@@ -192,11 +192,13 @@ class Workspace:
             self.outputs = {key: output_shape(model.layers, {}, inputs)}
         return self.outputs[key]
 
-    def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
+    def flops(
+        self, spec: Spec, example: torch.Size, batch_size: int, adaptation: NetworkAdaptation | None = None
+    ) -> int:
         """Return the floating-point operations of one training step, cached; `example` is the shape of one input."""
-        key = (msgspec.msgpack.encode(spec), example, batch_size)
+        key = msgspec.msgpack.encode((spec, tuple(example), batch_size, adaptation))
         if key not in self.counted:
-            self.counted = {key: step_flops(spec, example, batch_size)}
+            self.counted = {key: step_flops(spec, example, batch_size, adaptation=adaptation)}
         return self.counted[key]
 
 

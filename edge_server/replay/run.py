@@ -379,7 +379,8 @@ def _prepare(
     if host.is_owned:
         malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
-    (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
+    workload = Workload(DataCache())
+    fleet, behaviours, notes = _build_fleet(plan, count, trace, workload.cache)
     workload.cache.count(device_data(plan, fleet, 0))  # load the data before forking, so that processes share it
     together = _devices_per_pass(plan, fleet, workload)
     if plan.replay.together and plan.task_objective:
@@ -415,7 +416,7 @@ def _heap_limits(plan: Plan) -> tuple[int, int]:
 
 
 def _build_fleet(
-    plan: Plan, count: int, trace: Trace | SiteTraces | None
+    plan: Plan, count: int, trace: Trace | SiteTraces | None, cache: DataCache
 ) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
     """Return the devices, their behaviours, and notes for the replay's record."""
     if trace is None:
@@ -423,11 +424,19 @@ def _build_fleet(
         behaviours = [build_behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
     elif isinstance(trace, SiteTraces):
         fleet, notes = devices(plan), list[str]()
-        behaviours = [recorded.recorded_behaviours(trace.trace_of(device.name), [device.name])[0] for device in fleet]
+        example = _example_shape(plan, fleet, cache)
+        traces = ((trace.trace_of(device.name), [device.name]) for device in fleet)
+        behaviours = [recorded.recorded_behaviours(each, names, example)[0] for each, names in traces]
     else:
         fleet, notes = select_recorded_devices(trace, plan, count)
-        behaviours = recorded.recorded_behaviours(trace, [device.name for device in fleet])
+        example = _example_shape(plan, fleet, cache)
+        behaviours = recorded.recorded_behaviours(trace, [device.name for device in fleet], example)
     return fleet, behaviours, notes + [warning for behaviour in behaviours for warning in behaviour.warnings]
+
+
+def _example_shape(plan: Plan, fleet: Sequence[DevicePlan], cache: DataCache) -> tuple[int, ...]:
+    data = device_data(plan, fleet, 0)
+    return () if data.source == NONE else tuple(cache.example(data).shape)
 
 
 class ReportingStore(SqliteStore):

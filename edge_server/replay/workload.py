@@ -15,8 +15,9 @@ from shared.data.spec import NONE, Data
 from shared.models.base import Model
 from shared.models.build import build_blank
 from shared.models.chain import count_below
-from shared.models.cost import step_flops
+from shared.models.cost import step_flops, trained_share
 from shared.protocol import payload
+from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Spec, count_steps
 from shared.registry import build
 from shared.transfer import to_file
@@ -45,7 +46,7 @@ class Workload:
         passed = held_out if task.evaluate else 0
         if task.evaluate or assignment.measures_statistics:
             passed += min(trained_on, assignment.batches_to_measure * assignment.hyper.batch_size)
-        flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
+        flops = passed * self.flops(task.model, job.data, 1, trains=False, adaptation=task.adaptation) if passed else 0
         if not task.train:
             return self._make_work(job, steps=0, examples=passed, flops=flops)
         steps = count_steps(assignment, trained_on)
@@ -96,13 +97,17 @@ class Workload:
         work = self._make_work(job, steps=1, examples=size, flops=flops)
         return replace(work, train=True)  # a measuring task discards its training
 
-    def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
-        """Return the floating-point operations of one step, or of its layers below a cut.
-
-        Args:
-            batch_size: Examples in a step.
-            trains: Include the backward pass.
-            below: Number of layers below the cut of a split network; None for the complete network.
+    def flops(
+        self,
+        spec: Spec,
+        data: Data,
+        batch_size: int,
+        *,
+        trains: bool = True,
+        below: int | None = None,
+        adaptation: NetworkAdaptation | None = None,
+    ) -> int:
+        """Return the floating-point operations of one step, as `step_flops`; 0 for data of a user's program.
 
         Raises:
             ConfigError: As `task_work`.
@@ -110,7 +115,7 @@ class Workload:
         if data.source == NONE:
             return 0
         shape = self.cache.example(data).shape
-        return step_flops(spec, shape, batch_size, trains=trains, below=below)
+        return step_flops(spec, shape, batch_size, trains=trains, below=below, adaptation=adaptation)
 
     def _make_work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
         task = job.task
@@ -126,17 +131,19 @@ class Workload:
         )
 
     def _share(self, job: Job) -> float:
-        """Return a step's share of a full training step, as the task's algorithm computes only part of the network."""
+        """Return a step's share of a full training step, as the device trains only part of the network."""
         if job.data.source == NONE:
             return 1.0
         task, assignment = job.task, job.task.assignment
         settings = assignment.hyper.batch_size, assignment.hyper.local_epochs, assignment.values
-        model = self._model(task.model)
-        example = model.example or tuple(self.cache.example(job.data).shape)
-        key = msgspec.msgpack.encode((task.algorithm, task.model, settings, example))
+        example = tuple(self.cache.example(job.data).shape)
+        key = msgspec.msgpack.encode((task.algorithm, task.model, settings, example, task.adaptation))
         if key not in self._shares:
+            model = self._model(task.model)
+            model = replace(model, example=model.example or example)
             step_share = build(ALGORITHMS, task.algorithm, "algorithm").resources.step_share
-            self._shares[key] = step_share(replace(model, example=example), assignment) if step_share else 1.0
+            share = trained_share(task.model, example, task.adaptation)
+            self._shares[key] = share * (step_share(model, assignment) if step_share else 1.0)
         return self._shares[key]
 
     def _model(self, spec: Spec) -> Model:

@@ -19,9 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.errors import ConfigError
 from shared.models import MODELS
+from shared.models.adaptation import adapt
 from shared.models.base import Model
 from shared.models.build import build_blank, build_initial
 from shared.models.misfit import describe_misfit
+from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Spec
 from shared.registry import FAULTS
 from shared.tensors.placement import CPU
@@ -165,63 +167,91 @@ def _part_cost(layers: nn.Module, macs: int) -> Part:
 
 
 def step_flops(
-    spec: Spec, example: torch.Size, batch_size: int, *, trains: bool = True, below: int | None = None
+    spec: Spec,
+    example: torch.Size,
+    batch_size: int,
+    *,
+    trains: bool = True,
+    below: int | None = None,
+    adaptation: NetworkAdaptation | None = None,
 ) -> int:
     """Return the floating-point operations of one step: forward and, if it trains, backward of one batch.
 
     Counts matrix products and convolutions, a multiplication with its addition as 2; elementwise operations are
-    ignored. Nothing is computed and no tensor takes memory.
+    ignored. Nothing is computed and no tensor takes memory. Frozen weights have no gradient, and the backward pass
+    ends at the first layer that is trained.
 
     Args:
         example: Shape of one input, without the batch.
         batch_size: Examples in a batch.
         trains: Whether there is a backward pass; an evaluation has none.
         below: Number of layers, from the first on; None for all.
+        adaptation: Frozen leaves and adapters; None for a network that is trained in full.
 
     Raises:
         ConfigError: The model or one of its options is unknown, or it does not accept such inputs.
     """
+    step = _Step(spec, tuple(example), batch_size, trains, below, adaptation)
     if spec.name not in MODELS:
-        return _count_step(spec, example, batch_size, trains=trains, below=below)
-    packed = msgspec.msgpack.encode(spec)
-    return _count_step_cached(packed, MODELS.get(spec.name), tuple(example), batch_size, (trains, below))
+        return _count_step(step)
+    return _count_step_cached(msgspec.msgpack.encode(step), MODELS.get(spec.name))
+
+
+def trained_share(spec: Spec, example: tuple[int, ...], adaptation: NetworkAdaptation | None) -> float:
+    """Return the operations of a step with frozen leaves and adapters, as a share of a step that trains all.
+
+    Args:
+        example: Shape of one input, without the batch.
+
+    Raises:
+        ConfigError: As `step_flops`.
+    """
+    if not adaptation:
+        return 1.0
+    whole = step_flops(spec, torch.Size(example), 1)
+    return step_flops(spec, torch.Size(example), 1, adaptation=adaptation) / whole if whole else 1.0
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """Arguments of `step_flops`."""
+
+    spec: Spec
+    example: tuple[int, ...]
+    batch_size: int
+    trains: bool
+    below: int | None
+    adaptation: NetworkAdaptation | None
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def _count_step_cached(
-    packed: bytes,
-    _builder: Callable[..., Model] | None,
-    example: tuple[int, ...],
-    batch_size: int,
-    how: tuple[bool, int | None],
-) -> int:
+def _count_step_cached(packed: bytes, _builder: Callable[..., Model] | None) -> int:
     """Cache `_count_step` per process: a study repeats the same call in every cell."""
-    spec = msgspec.msgpack.decode(packed, type=Spec)
-    return _count_step(spec, torch.Size(example), batch_size, trains=how[0], below=how[1])
+    return _count_step(msgspec.msgpack.decode(packed, type=_Step))
 
 
-def _count_step(spec: Spec, example: torch.Size, batch_size: int, *, trains: bool, below: int | None) -> int:
+def _count_step(step: _Step) -> int:
     try:
-        return _count_on(build_blank(spec), META, (batch_size, *example), trains=trains, below=below)
+        return _count_on(build_blank(step.spec), META, step)
     except ConfigError:
-        if spec.name in MODELS:
+        if step.spec.name in MODELS:
             raise
     # a forward that reads numbers, or has constants, needs storage
-    return _count_on(build_initial(spec, 0), CPU, (batch_size, *example), trains=trains, below=below)
+    return _count_on(build_initial(step.spec, 0), CPU, step)
 
 
-def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, trains: bool, below: int | None) -> int:
-    """Count the operations of one step on inputs of a shape, (B, ...).
+def _count_on(model: Model, device: torch.device, step: _Step) -> int:
+    """Count the operations of one step.
 
     Raises:
         ConfigError: The network does not accept such inputs on this device.
     """
-    network = (model.layers if below is None else model.chain[:below]).train()
+    model = adapt(model, step.adaptation) if step.adaptation else model
+    network = (model.layers if step.below is None else model.chain[: step.below]).train()
     for layer in network.modules():
         if isinstance(layer, _BatchNorm):
             layer.eval()  # accepts a batch of one, with the same operations
     with torch.device(device):
-        inputs = torch.zeros(shape)
+        inputs = torch.zeros((step.batch_size, *step.example))
     counts = {torch.ops.aten.convolution_backward: _count_convolution_backward}
     with FlopCounterMode(display=False, custom_mapping=counts) as counter:
         try:
@@ -229,9 +259,9 @@ def _count_on(model: Model, device: torch.device, shape: tuple[int, ...], *, tra
         except FAULTS as error:
             problem = describe_misfit(network, partial(network, inputs), error)
             raise ConfigError(
-                f"model: it does not take examples of shape {shape[1:]} ({problem}); correct its options"
+                f"model: it does not take examples of shape {step.example} ({problem}); correct its options"
             ) from error
-        if trains:
+        if step.trains:
             outputs.sum().backward()
     return int(counter.get_total_flops())
 

@@ -16,16 +16,16 @@ The time that no round was without is delay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from statistics import median
 
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
 from edge_server.replay.devices.recorded_device import RecordedDevice, load_devices
 from edge_server.replay.devices.recorded_link import exchange_w, link_flows, radio_joules
-from edge_server.replay.devices.recorded_work import Shares, compute_step_shares, count_trainable_parameters
+from edge_server.replay.devices.recorded_work import StepShares, compute_step_shares, count_trainable_parameters
 from edge_server.replay.trace.schema import TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
@@ -37,11 +37,14 @@ FORWARD = 1 / 3
 FIGURES = {"seconds": "compute_s", "cycles": "cycles", "joules": "compute_joules"}
 
 
-def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
+def recorded_behaviours(trace: Trace, names: Sequence[str], example: tuple[int, ...] = ()) -> list[Behaviour]:
     """Return the behaviours of a trace's devices, in the order of `names`.
 
     A device without tasks takes the figures of a device with the same board, the median one by speed; without such a
     device, of the median one of all.
+
+    Args:
+        example: Shape of one input of the devices' examples; empty for that which the network declares.
 
     Raises:
         ConfigError: A name is not in the trace, or no device did any task.
@@ -52,12 +55,13 @@ def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; remove them from the plan")
     if not any(device.tasks for device in devices.values()):
         raise ConfigError("no task of the trace has a compute time; record a run with measured tasks")
-    weights, shares = count_trainable_parameters(trace), compute_step_shares(trace)
+    # Lazy: counting operations uses autograd, which must not run before a replay forks its processes.
+    weights, shares = count_trainable_parameters(trace), cache(partial(compute_step_shares, trace, example))
     return [_build_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
 
 def _build_behaviour(
-    device: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares
+    device: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Callable[[], StepShares]
 ) -> Behaviour:
     warnings = []
     if not device.tasks:
@@ -115,13 +119,13 @@ class EffortModel:
     Attributes:
         weights: Number of trainable parameters on the devices in the trace.
         clock: Hertz over time; None if not measured.
-        shares: Share of a full training step, by device and round.
+        shares: Returns the recorded shares of a full training step.
     """
 
     device: RecordedDevice
     weights: int
     clock: Curve | None
-    shares: Shares = field(default_factory=dict)
+    shares: Callable[[], StepShares]
 
     def effort(self, work: Work, second: float) -> Effort:
         """Return the cost of a task that starts at a second."""
@@ -149,7 +153,7 @@ class EffortModel:
         return self._share(task) == work.share and self._count_examples(task) in (None, 0.0, work.examples)
 
     def _share(self, task: TaskRow) -> float:
-        return self.shares.get((self.device.device, task.round), 1.0)
+        return self.shares().by_task.get((self.device.device, task.round), 1.0)
 
     def _count_examples(self, task: TaskRow) -> float | None:
         """Return the number of trained examples of a task, every epoch counted; None for a late one.
@@ -238,7 +242,8 @@ class EffortModel:
             return 1.0
         size = self.device.batch_size.get(min(self.device.batch_size, default=0), 0)
         if step is not None and step.flops and size and work.train:
-            return work.flops / work.share / work.examples / (step.flops / size)
+            whole = step.flops / self.shares().trained
+            return work.flops / work.share / work.examples / (whole / size)
         return work.weights / self.weights
 
     def _compute_seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from edge_server.replay.trace.schema import DecisionRow
 from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import build_blank
+from shared.models.cost import trained_share
 from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Assignment, Hyper
 from shared.registry import build
 
-Shares: TypeAlias = dict[tuple[str, int], float]
-"""Share of a full training step, by device and round."""
+
+@dataclass(frozen=True)
+class StepShares:
+    """Shares of a full training step.
+
+    Attributes:
+        trained: Of a step of the whole network that leaves its frozen leaves out.
+        by_task: Of a step of the method, by device and round; those that are missing compute all.
+    """
+
+    trained: float = 1.0
+    by_task: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
 def count_trainable_parameters(trace: Trace) -> int:
@@ -28,14 +40,25 @@ def count_trainable_parameters(trace: Trace) -> int:
     return sum(leaf.numel() for leaf in leaves.values())
 
 
-def compute_step_shares(trace: Trace) -> Shares:
-    """Return the shares of a full training step; empty if the algorithm computes all of it."""
+def compute_step_shares(trace: Trace, example: tuple[int, ...] = ()) -> StepShares:
+    """Return the shares of a full training step.
+
+    Args:
+        example: Shape of one input; empty for that which the network declares.
+    """
     plan = trace.header.plan
     step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
-    if step_share is None:
-        return {}
+    if step_share is None and not plan.adaptation:
+        return StepShares()
     model = build_blank(plan.model)
-    return {(row.device, row.round): step_share(model, _assignment_of(row)) for row in trace.decisions}
+    example = example or model.example
+    trained = trained_share(plan.model, example, plan.adaptation)
+    model = replace(model, example=model.example or example)
+    shares = {
+        (row.device, row.round): trained * (step_share(model, _assignment_of(row)) if step_share else 1.0)
+        for row in trace.decisions
+    }
+    return StepShares(trained, shares)
 
 
 def _assignment_of(row: DecisionRow) -> Assignment:

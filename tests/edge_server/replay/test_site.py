@@ -120,6 +120,40 @@ def test_a_method_that_computes_less_is_less_work(tmp_path, name, share):
     assert {work.flops for work in heard if not work.train} <= {evaluated}
 
 
+FORWARD = 8 * 64 + 64 * 3
+WHOLE = FORWARD + 8 * 64 + 2 * 64 * 3
+ADAPTERS = 2 * (8 + 64 + 64 + 3)
+
+
+@pytest.mark.parametrize(
+    ("sections", "share"),
+    [
+        ({"model": 'freeze = ["1"]'}, (FORWARD + 64 * 3) / WHOLE),
+        ({"model": 'freeze = ["3"]'}, (FORWARD + 64 * 3 + 8 * 64) / WHOLE),
+        ({"lora": "rank = 2"}, (FORWARD + 2 * ADAPTERS + 64 * 3 + 2 * (64 + 64 + 3)) / WHOLE),
+    ],
+    ids=["first", "last", "lora"],
+)
+def test_frozen_weights_have_no_gradient_to_compute(tmp_path, sections, share):
+    """In products of the two layers: forward, gradients of what is trained, and of inputs above the first of it."""
+    heard = []
+
+    def compute(work, _t):
+        heard.append(work)
+        return Effort(2.0)
+
+    network = 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }'
+    sections = {"model": network, "partition": 'kind = "even"'} | {
+        key: f"{network}\n{more}" if key == "model" else more for key, more in sections.items()
+    }
+    plan = make_plan(tmp_path, rounds=1, **sections)
+    played(plan, tmp_path, [but(TEN, compute=compute)] * 3)
+    whole = 3 * step_flops(plan.model, (8,), 8) + step_flops(plan.model, (8,), 6)
+    trained = [work for work in heard if work.train]
+    assert [work.share for work in trained] == [pytest.approx(share)] * 3
+    assert [work.flops for work in trained] == [pytest.approx(2 * share * whole)] * 3
+
+
 def test_work_is_counted_from_data_plan_and_network(tmp_path):
     """30 examples each, 3 held back; 2 epochs of 8, 8, 8 and 3; a task that measures costs one step."""
     heard = []

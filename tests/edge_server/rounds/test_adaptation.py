@@ -13,6 +13,7 @@ from edge_server.journal.records import Evaluated, RunOpened, UpdateAccepted, cl
 from edge_server.learner import initial_network, plan_algorithm
 from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay_plan
+from edge_server.replay.trace.export import trace_of
 from edge_server.rounds.pretrained import require_same_weights
 from edge_server.rounds.run import build_membership
 from shared.algorithms.base import join_network
@@ -20,6 +21,7 @@ from shared.data.load import load as load_examples
 from shared.errors import ConfigError
 from shared.models.adaptation import is_adapter
 from shared.models.build import DRAW, build_blank, build_initial
+from shared.models.cost import trained_share
 from shared.models.evaluate import score
 from shared.protocol.messages import ADAPTATION, TASK_FIELDS, derive_seed
 from shared.tensors.tree import Tree
@@ -121,6 +123,22 @@ def test_adapters_are_a_textbook_loop_and_travel_alone(tmp_path):
         assert between(ways["down"], ADAPTER_BYTES + (WHOLE_BYTES if number == 1 else 0))
     whole = carried(replay_plan(make_plan(tmp_path), tmp_path / "whole")[1])
     assert all(between(ways[way], WHOLE_BYTES) for ways in whole for way in ways)
+
+
+def test_a_trace_costs_what_was_recorded_and_a_plan_without_adapters_more(tmp_path):
+    """By the operations of a step; the devices, their links and the data are the same."""
+    plan = make_plan(tmp_path, lora=LORA)
+    _, records = replay_plan(plan, tmp_path / "run")
+    trace = trace_of(records)
+    _, repeated = replay_plan(plan, tmp_path / "repeated", trace=trace)
+    _, whole = replay_plan(make_plan(tmp_path), tmp_path / "whole", trace=trace)
+    recorded, again, full = (
+        [record.update.cost.compute_s for record in each if isinstance(record, UpdateAccepted)]
+        for each in (records, repeated, whole)
+    )
+    assert again == recorded
+    share = trained_share(plan.model, (8,), plan.adaptation)
+    assert full == pytest.approx([seconds / share for seconds in recorded])
 
 
 def test_what_is_tested_and_released_has_the_adapters_merged(tmp_path):
