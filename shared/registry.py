@@ -12,17 +12,14 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
 from shared.spelling import guess
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -180,6 +177,8 @@ _allowed: set[str] = set()
 """Global to the process, like `torch.set_num_threads`."""
 _packages: dict[str, str] = {}
 """Packages of which every module is allowed, with their versions: those of this process's projects."""
+_declared: dict[str, Mapping[str, Mapping[str, str]]] = {}
+"""Entry points that projects declare whose code is not installed: `module:attribute` by package, group and name."""
 _imported: dict[tuple[str, str], Any] = {}
 _located: dict[tuple[str, str], Plugin] = {}
 """Plugins by group and name, since the metadata of installed distributions takes milliseconds to read."""
@@ -217,13 +216,14 @@ def allow(entries: Iterable[str]) -> None:
     _located.clear()
 
 
-def allow_package(name: str, version: str = "") -> None:
+def allow_package(name: str, version: str = "", entry_points: Mapping[str, Mapping[str, str]] | None = None) -> None:
     """Allow every module of a project's package, until this process ends.
 
     Args:
         version: Version of the project, if its code is not installed.
+        entry_points: Its entry points, `module:attribute` by full group and name, likewise.
     """
-    _packages[name] = version
+    _packages[name], _declared[name] = version, entry_points or {}
     _imported.clear()
     _located.clear()
 
@@ -255,7 +255,7 @@ def locate(registry: Registry[Any], name: str) -> Plugin | None:
     key = registry.group, name
     if key in _located:
         return _located[key]
-    offered = [locate_entry_point(entry) for entry in entry_points(registry.group) if entry.name == name]
+    offered = [plugin for entry, plugin in offered_plugins(registry.group) if entry == name]
     allowed = [plugin for plugin in offered if _is_listed(plugin, name)]
     if len(allowed) > 1:
         names = " and ".join(plugin.distribution for plugin in allowed)
@@ -265,17 +265,17 @@ def locate(registry: Registry[Any], name: str) -> Plugin | None:
     return chosen[0] if chosen else None
 
 
-def locate_entry_point(entry: EntryPoint) -> Plugin:
-    """Return the plugin that an entry point refers to."""
-    assert entry.dist
-    return Plugin(entry.module, entry.attr, normalise_distribution(entry.dist.name), entry.dist.version)
-
-
-def entry_points(group: str) -> Iterable[EntryPoint]:
-    """Return the entry points of a group that installed distributions offer."""
+def offered_plugins(group: str) -> Iterator[tuple[str, Plugin]]:
+    """Yield names and plugins of a group's entry points: of active working folders and installed distributions."""
     from importlib import metadata  # noqa: PLC0415 - two megabytes, which only plugins need
 
-    return metadata.entry_points(group=f"{PREFIX}{group}")
+    for package, groups in _declared.items():
+        for name, value in groups.get(f"{PREFIX}{group}", {}).items():
+            module, _, attribute = value.partition(":")
+            yield name, Plugin(module, attribute, normalise_distribution(package), _packages[package])
+    for entry in metadata.entry_points(group=f"{PREFIX}{group}"):
+        assert entry.dist
+        yield entry.name, Plugin(entry.module, entry.attr, normalise_distribution(entry.dist.name), entry.dist.version)
 
 
 def normalise_distribution(name: str) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from device_agent import __main__ as agent_command
+from device_agent.inference.store import BoardStore
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.projects import project_wheel
 from edge_server.gateway.packages.store import read_index
@@ -66,11 +67,18 @@ class Field:
         lines = path.read_text().splitlines()
         path.write_text("\n".join(f'version = "{version}"' if line.startswith("version") else line for line in lines))
 
-    def join(self, name: str, *, listed: bool = True, more: str = "") -> None:
+    def edit(self, file: str, before: str, after: str) -> None:
+        """Replace a text in a file of the project's package."""
+        path = self.project / "air" / file
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+    def join(self, name: str, *, listed: bool = True, data: str = "", more: str = "") -> None:
         """Have a board join the site, with a file that its operator writes."""
         folder = self.folder / name
         folder.mkdir()
-        data = f'[data]\nsource = "air.data:read"\npath = "{self.project}/data/measurements.csv"\n'
+        data = f'[data]\nsource = "air.data:read"\npath = "{self.project}/data/measurements.csv"\n{data}'
         projects = 'projects = ["air"]\n' if listed else ""
         config = f'state_dir = "state"\n{data}[trainer]\nthreads = 1\n{projects}{more}'
         (folder / "agent.toml").write_text(config)
@@ -100,11 +108,11 @@ class Field:
             else []
         )
 
-    def train(self) -> tuple[Path, list[AnyRecord], str]:
-        """Run the plan with the boards; return the run's folder, its records and what the command said."""
+    def train(self, plan: Path | None = None) -> tuple[Path, list[AnyRecord], str]:
+        """Run a plan with the boards, that of the project by default; return the run's folder, records and log."""
         self.runs += 1
         runs, log = self.folder / f"runs-{self.runs}", self.folder / f"server-{self.runs}.log"
-        words = ("trial", "run", self.project / "plan.toml", "--config", self.site.path / "server.toml")
+        words = ("trial", "run", plan or self.project / "plan.toml", "--config", self.site.path / "server.toml")
         with started("edge_server", *words, "--data-dir", runs, log=log) as process:
             assert process.wait(240) in (0, 1), log.read_text()
         return folder_of(runs), read_records(folder_of(runs)), log.read_text()
@@ -170,15 +178,25 @@ def test_a_published_project_trains_on_the_boards_that_list_it(site):
     refused = captured("project", "publish", site.project, "--folder", site.site.path)
     assert (refused.code, names_all(refused.err, "air", "0.1.0", "version")) == (2, True)
     site.set_version("0.2.0")
+    plan, about = site.project / "plan.toml", site.project / "pyproject.toml"
+    plan_text, about_text = plan.read_text(), about.read_text()
+    about.write_text(f'{about_text}\n[project.entry-points."fieldfleet.models"]\nquick = "air.network:build"\n')
+    plan.write_text(plan_text.replace('name = "air.network:build"', 'name = "quick"'))
     site.publish()
     folder, records, said = site.train()
     assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
     assert site.installed("board-1") == ["0.1.0", "0.2.0"]
+    [opened] = [record for record in records if isinstance(record, RunOpened)]
+    assert [(plugin.name, plugin.version) for plugin in opened.plugins if plugin.kind == "model"] == [
+        ("quick", "0.2.0")
+    ]
     assert len(final(folder, 2)["0.bias"]) == 8
 
     # Back: the earlier version is still there, also where the gateway offers it no more.
     site.typed("project", "remove", "air", "0.1.0", "--folder", site.site.path)
     network.write_text(text)
+    plan.write_text(plan_text)
+    about.write_text(about_text)
     site.set_version("0.1.0")
     folder, records, said = site.train()
     assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
@@ -230,6 +248,81 @@ def test_other_code_and_a_missing_package_leave_out_one_board(site, monkeypatch)
     _, records, said = site.train()
     assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
     assert names_all(left_out(records)["board-3"], "'fieldlib'")
+
+
+PLAIN_PLAN = """
+name = "plain"
+rounds = 1
+cohort = { min_devices = 1 }
+algorithm = { name = "fedavg" }
+model = { name = "mlp", options = { features = 4, hidden = 8, classes = 3 } }
+hyper = { local_epochs = 1, batch_size = 16, learning_rate = 0.05 }
+evaluation = { every = 0, on_device = true }
+round = { deadline_s = 60.0 }
+"""
+LOG_READERS = """
+    with open(f"{data.path}.readers", "a") as file:
+        print(__file__, *sys.orig_argv, file=file)
+"""
+
+
+def test_a_reverted_release_takes_its_project_back(site):
+    """The gates read by the code of each release; trainer and data check by that of the release that serves."""
+    site.edit("data.py", "import numpy", "import sys\n\nimport numpy")
+    site.edit("data.py", "    table = np", f"{LOG_READERS}\n    table = np")
+    readers = site.project / "data" / "measurements.csv.readers"
+
+    def read_versions(module: str) -> set[str]:
+        """Return the versions by which processes of a module have read since the last call."""
+        lines = readers.read_text().splitlines() if readers.exists() else []
+        readers.unlink(missing_ok=True)
+        installed = site.folder / "board-1" / "state" / "projects" / "air"
+        return {Path(line.split()[0]).relative_to(installed).parts[0] for line in lines if module in line}
+
+    config, agent = site.site.path / "server.toml", site.folder / "board-1" / "agent.toml"
+
+    def run(module: str, *words: object, code: int = 0, cwd: Path = ROOT) -> str:
+        command = [sys.executable, "-m", module, *map(str, words)]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)  # noqa: S603 - ours
+        assert done.returncode == code, done.stdout + done.stderr + site.log("board-1").read_text()
+        return done.stderr
+
+    def release(version: str) -> None:
+        """Publish a version, train with it and roll the model out to the board."""
+        site.set_version(version)
+        site.publish()
+        folder, _, _ = site.train()
+        words = ("--data-dir", site.folder / "releases", "--config", config)
+        create = ("release", "create", folder, "--name", "air", *words)
+        assert names_all(run("edge_server", *create, code=2), "'air'", "air.network:build", "FIELDFLEET_PROJECTS")
+        run("edge_server", *create, cwd=site.project)
+        terms = ("--soak", "0.3s", "--max-latency-ms", 10_000, "--max-drop", 1)
+        run("edge_server", "rollout", "start", "air", *terms, *words)
+
+    plan = site.project / "plan.toml"
+    plan.write_text(plan.read_text().replace("min_devices = 2", "min_devices = 1"))
+    site.join("board-1", data="holdout = 0.2\n", more=f"[serve]\nport = {free_port()}\n")
+    site.publish()
+    site.start("board-1")
+    release("0.1.0")
+    assert read_versions("gates.main") == {"0.1.0"}
+    site.edit("data.py", "TEST_EVERY = 5", "TEST_EVERY = 4")
+    release("0.2.0")
+    assert read_versions("gates.main") == {"0.2.0"}
+    run("device_agent", "data", "check", "--config", agent)
+    assert read_versions("data_reader") == {"0.2.0"}
+
+    run("edge_server", "rollout", "back", "--data-dir", site.folder / "releases", "--config", config)
+    until(lambda: BoardStore(agent.parent / "state").record("air").serving == 1, "the earlier release")
+    run("device_agent", "data", "check", "--config", agent)
+    assert read_versions("data_reader") == {"0.1.0"}
+    plain = site.folder / "plain.toml"
+    plain.write_text(PLAIN_PLAN)
+    for restarted in ([], ["board-1"]):
+        site.restart(*restarted)
+        _, records, said = site.train(plain)
+        assert closed_rounds(records)[-1].arrived == ("board-1",), said + site.log("board-1").read_text()
+        assert read_versions("trainer.main") == {"0.1.0"}
 
 
 def install(state: Path, version: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from device_agent.commands.diagnosis.data_check import COMPLETE, PATIENCE_S, READER, ReadOutcome, run_reader
 from device_agent.config import AgentConfig, load
-from device_agent.projects.environment import export_plugins
+from device_agent.inference.release_projects import export_board_plugins
 from shared.data.check_result import (
     LARGE_INPUT_DRIFT,
     LARGE_TARGET_DRIFT,
@@ -66,7 +66,7 @@ def _read(config: AgentConfig) -> DataCheck:
     """
     data, limit = config.examples, str(config.trainer.memory_mb << 20)
     interpreter = find_interpreter(config.trainer.python)
-    export_plugins(config.trainer.plugin_entries, config.trainer.projects, Path(config.state_dir))
+    export_board_plugins(config)
     try:
         done = run_reader([READER, limit, COMPLETE], data, interpreter, 10 * PATIENCE_S)
         outcome = msgspec.json.decode(done.stdout, type=ReadOutcome)

@@ -20,9 +20,9 @@ from device_agent.commands.diagnosis.upgrades import examine_upgrade
 from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.inference.release_projects import export_board_plugins
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
-from device_agent.projects.environment import export_plugins
 from device_agent.upgrade.record import find_versions_folder
 from shared.errors import ConfigError, split_remedy
 from shared.runtime.extras import find_packaged_config
@@ -94,7 +94,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         runs = is_held(Path(config.state_dir))
         yield from examine_serving(config, _load_profile(board.profile), agent_runs=runs)
     if config:
-        export_plugins(config.trainer.plugin_entries, config.trainer.projects, Path(config.state_dir))
+        export_board_plugins(config)
         if config.data:
             with suppress(ConfigError):  # reported by the check of torch
                 interpreter = find_interpreter(config.trainer.python)

@@ -207,7 +207,7 @@ async def _serve_tasks(config: AgentConfig, folder: Path, serving: BoardServing 
         nice=share.nice,
         cpus=share.cpus,
         python=config.trainer.python,
-        projects=Projects(folder, config.trainer.projects),
+        projects=serving.projects if serving else Projects(folder, config.trainer.projects, data.source),
     )
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         await _run_agent(config, board, session, trainer, serving, events)

@@ -17,9 +17,11 @@ from device_agent.exchange.remote_top import RemoteTop
 from device_agent.inference.gates.process import GateProcess
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folders
+from device_agent.inference.release_projects import retained_projects, served_projects
 from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
 from device_agent.inference.store import BoardStore
 from device_agent.profile.load import load_for_board
+from device_agent.projects.provide import Projects
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.transport.base import Transport
@@ -36,6 +38,7 @@ class BoardServing:
         own: Serves the personal model; None for split serving, whose upper halves are the release's.
         gates: Checks before a release is activated.
         folders: The operator's releases by model name.
+        projects: Projects in the versions that releases name.
     """
 
     config: AgentConfig
@@ -46,6 +49,7 @@ class BoardServing:
     own: OwnModelServing | None
     gates: GateProcess
     folders: Mapping[str, ReleaseFiles]
+    projects: Projects
 
     def coroutines(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines to run as long as the agent."""
@@ -105,10 +109,17 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
     process = InferenceProcess(settings, files.find, files.select_served(), folders=files.folders)
-    gates, personal = GateProcess(folder, settings, config.data), None
+    projects = Projects(
+        folder,
+        config.trainer.projects,
+        config.data.source if config.data else "",
+        served=partial(served_projects, store),
+        retained=partial(retained_projects, store),
+    )
+    gates, personal = GateProcess(folder, settings, config.data, projects=projects), None
     if not serve.split:
         is_judged = config.data is not None and config.data.holdout > 0 and serve.own_max_drop < 1
         judge = partial(gates.judge_own, max_drop=serve.own_max_drop) if is_judged else None
         personal = OwnModelServing(folder / "state", process, judge)
         gates.own_path = personal.path
-    return BoardServing(config, folder, process, settings, store, personal, gates, files.folders)
+    return BoardServing(config, folder, process, settings, store, personal, gates, files.folders, projects)

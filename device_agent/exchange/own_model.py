@@ -128,7 +128,7 @@ class OwnModelServing:
 
 
 def _matches_release(model: OwnModel, files: ReleaseFiles) -> bool:
-    return model.model == read_manifest(files.manifest, files.name).model
+    return model.matches(read_manifest(files.manifest, files.name))
 
 
 def _read_verdict(path: Path) -> OwnVerdict:

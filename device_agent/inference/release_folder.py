@@ -18,9 +18,10 @@ from shared.protocol.inference.release import (
     MAX_MANIFEST_BYTES,
     PARAMETERS,
     PROBES,
+    ReleaseManifest,
     read_manifest,
 )
-from shared.protocol.messages import Spec
+from shared.protocol.messages import ProjectVersion, Spec
 
 OWN = "own_model"
 """Metadata key of the own-model header in a safetensors file."""
@@ -35,12 +36,19 @@ class OwnModel(msgspec.Struct, frozen=True, kw_only=True):
         run: Run in which it was trained.
         round: Last round of its training.
         contents: Digest of the parameters, see `compute_own_digest`.
+        project: Project with the code of the network; None without one, or if an earlier agent wrote it.
     """
 
     model: Spec
     run: str
     round: int
     contents: str
+    project: ProjectVersion | None = None
+
+    def matches(self, release: ReleaseManifest) -> bool:
+        """Check that a release has this network, by the same code as far as both name it."""
+        expected = release.source.project or self.project
+        return self.model == release.model and (self.project or expected) == expected
 
 
 @dataclass(frozen=True)

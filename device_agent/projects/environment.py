@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from device_agent.projects.provide import FOLDER, USED, VARIABLE
+from device_agent.projects.provide import FOLDER, USED, VARIABLE, find_used_version
 from shared import registry
 
 INSTALLED = "FIELDFLEET_INSTALLED"
-"""Environment variable of child processes: folders of the listed projects, which hold their versions."""
+"""Environment variable of child processes: a folder for each listed project, of the version to use."""
 
 
-def export_plugins(entries: Sequence[str], projects: Sequence[str], state_dir: Path) -> None:
-    """Pass an operator's lists to the child processes of this one."""
+def export_plugins(
+    entries: Sequence[str], projects: Sequence[str], state_dir: Path, served: Mapping[str, str] | None = None
+) -> None:
+    """Pass an operator's lists to the child processes of this one.
+
+    Args:
+        served: Versions by project that served releases name; others have the version that a task used last.
+    """
     if entries:
         os.environ[registry.VARIABLE] = " ".join(dict.fromkeys([*registry.entries_of_environment(), *entries]))
     if projects:
-        os.environ[INSTALLED] = os.pathsep.join(str((state_dir / FOLDER / name).absolute()) for name in projects)
+        homes = {name: (state_dir / FOLDER / name).absolute() for name in projects}
+        folders = (find_used_version(state_dir, name, served or {}) or home / USED for name, home in homes.items())
+        os.environ[INSTALLED] = os.pathsep.join(map(str, folders))
 
 
-def adopt_plugins() -> None:
-    """Allow what the parent process lists, with the version of each project that a task used last."""
+def adopt_plugins(projects: Mapping[str, str] | None = None) -> None:
+    """Allow what the parent process lists, with the code of its projects.
+
+    Args:
+        projects: Folders by project, of other versions than the environment names.
+    """
     registry.allow(registry.entries_of_environment())
     if os.environ.get(VARIABLE):
         from shared.projects.working_folder import activate_found  # noqa: PLC0415 - for its author's machine
 
         activate_found()
-    for home in map(Path, filter(None, os.environ.get(INSTALLED, "").split(os.pathsep))):
-        if (folder := home / USED).is_dir():
-            registry.allow_package(home.name)
+    listed = map(Path, filter(None, os.environ.get(INSTALLED, "").split(os.pathsep)))
+    folders = {folder.parent.name: folder for folder in listed}
+    for name, folder in (folders | {name: Path(other) for name, other in (projects or {}).items()}).items():
+        if folder.is_dir():
+            registry.allow_package(name)
             sys.path.append(str(folder.resolve()))

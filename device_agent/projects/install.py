@@ -33,9 +33,9 @@ PRIVATE_FOLDER = 0o700
 
 def main(arguments: Sequence[str]) -> int:
     """Install a version; return 0, `EXIT_REFUSED`, or `EXIT_LATER` if another attempt may succeed."""
-    state_dir, name, version = Path(arguments[0]), arguments[1], arguments[2]
+    state_dir, name, version, *retained = arguments
     try:
-        install(state_dir, name, version)
+        install(Path(state_dir), name, version, retained)
     except (ConfigError, CorruptFile, WireError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_REFUSED
@@ -45,8 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def install(state_dir: Path, name: str, version: str) -> None:
+def install(state_dir: Path, name: str, version: str, retained: Sequence[str] = ()) -> None:
     """Install a version of a project from the gateway of the board's site, unless it is there.
+
+    Args:
+        retained: Further versions that stay installed.
 
     Raises:
         ConfigError: The board has not joined a site, the gateway does not offer the version, or another installer runs.
@@ -70,7 +73,7 @@ def install(state_dir: Path, name: str, version: str) -> None:
         entries = read_wheel(wheel, name, version)
         versions.require_room(sum(len(entry.content) for entry in entries))
         versions.install(version, manifest.sha256, entries)
-        versions.remove_unused([version, *_newest(home)])
+        versions.remove_unused([version, *retained, *_newest(home)])
 
 
 def _newest(home: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Find the folder of a task's project; install a version that is missing.
+"""Find the folder of a project in the version of a task or release; install it if it is missing.
 
 The installer is a process of its own, so that the idle agent loads neither TLS for downloads, nor certificates, nor
 archives. It writes a version completely or not at all, and may be killed at any time.
@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent.identity.credentials import CURRENT as CURRENT_SET
@@ -54,19 +54,40 @@ class Projects:
     Attributes:
         state_dir: The agent's folder; versions are installed below it.
         listed: Names of the projects.
+        source: The board's own data source, such as `air.data:read`.
+        served: Returns the versions by project that served releases name.
+        retained: Returns versions that must stay installed, since the board may return to their releases.
     """
 
     state_dir: Path
     listed: Sequence[str] = ()
+    source: str = ""
+    served: Callable[[], Mapping[str, str]] = dict
+    retained: Callable[[], Iterable[ProjectVersion]] = tuple
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
 
-    async def provide(self, project: ProjectVersion | None) -> ProvidedProject | None:
-        """Return the folder of a project, installed now if necessary; None without a project.
+    async def provide_for_task(self, project: ProjectVersion | None) -> tuple[ProvidedProject, ...]:
+        """Return the projects of a task: the one that it names, and that of the board's own data source.
+
+        Raises:
+            TaskFailed: As of `provide`.
+        """
+        named = (await self.provide(project),) if project else ()
+        for provided in named:
+            if provided.folder.parent == self.state_dir / FOLDER / provided.name:  # not a working folder
+                _mark_used(provided.folder)
+        own = self.source.partition(":")[0].partition(".")[0]
+        if own not in self.listed or (project and project.name == own):
+            return named
+        folder = find_used_version(self.state_dir, own, self.served())
+        return (*named, ProvidedProject(own, folder.resolve())) if folder else named
+
+    async def provide(self, project: ProjectVersion) -> ProvidedProject:
+        """Return the folder of a project, installed now if necessary.
 
         Raises:
             TaskFailed: It is not listed, refused, or the gateway does not answer.
         """
-        if project is None:
-            return None
         try:
             require_project_name(project.name)
             require_version(project.version)
@@ -76,8 +97,8 @@ class Projects:
             folder = self.state_dir / FOLDER / project.name / project.version
             if not folder.is_dir():  # renamed once it is complete
                 self._require_membership(project)
-                await self._install(project)
-            _mark_used(folder)
+                async with self._turn:
+                    await self._install(project)
         except (ConfigError, ValueError) as error:
             raise TaskFailed(f"ConfigError: {error}") from error
         return ProvidedProject(project.name, folder)
@@ -94,9 +115,10 @@ class Projects:
 
     async def _install(self, project: ProjectVersion) -> None:
         log.info("project %s %s: installing", project.name, project.version)
+        retained = sorted(other.version for other in self.retained() if other.name == project.name)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "device_agent.projects.install"),
-            *(str(self.state_dir), project.name, project.version),
+            *(str(self.state_dir), project.name, project.version, *retained),
             stderr=PIPE,
         )
         try:
@@ -111,6 +133,17 @@ class Projects:
                 raise ConfigError(problem)
             raise TaskFailed(problem)
         log.info("project %s %s: installed", project.name, project.version)
+
+
+def find_used_version(state_dir: Path, name: str, served: Mapping[str, str]) -> Path | None:
+    """Return the folder of a project for processes without a task; None if no version is installed.
+
+    Args:
+        served: Versions by project that served releases name; a release that is rolled back takes its project along.
+    """
+    home = state_dir / FOLDER / name
+    folders = [home / version for version in (served.get(name), USED) if version]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _mark_used(folder: Path) -> None:

@@ -68,7 +68,8 @@ def write_personal_model(job: Job, tree: Tree) -> None:
     """
     leaves = {name: leaf.contiguous() for name, leaf in to_device(tree, CPU).items()}
     contents = compute_own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
-    metadata = OwnModel(model=job.task.model, run=job.task.run, round=job.task.round, contents=contents)
+    task = job.task
+    metadata = OwnModel(model=task.model, run=task.run, round=task.round, contents=contents, project=task.project)
     data = safetensors.torch.save(leaves, {OWN: msgspec.json.encode(metadata).decode()})
     path = Path(job.draft) / outbox.OWN
     with explain_disk_errors(path):

@@ -177,15 +177,15 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, nargs="*", default=[])
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--plugins", nargs="*", default=[])
-    parser.add_argument("--project", nargs=2, default=(), metavar=("NAME", "FOLDER"))
+    parser.add_argument("--project", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
     options = parser.parse_args()
     processes.configure(options.log_level)
     processes.end_on_thread_failure()
     _limit_cpu_use(options.nice, options.cpus)
     registry.allow(options.plugins)
-    if options.project:
-        registry.allow_package(options.project[0])
-        sys.path.append(options.project[1])  # last, so that it hides no module of this board
+    for name, folder in options.project:
+        registry.allow_package(name)
+        sys.path.append(folder)  # last, so that it hides no module of this board
     log_phase(logger, "importing", pid=os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):

@@ -157,7 +157,7 @@ class TrainerProcess:
     cpus: Sequence[int] = ()
     python: str = ""
     projects: Projects | None = None
-    _project: ProvidedProject | None = None
+    _provided: tuple[ProvidedProject, ...] = ()
     _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -181,23 +181,23 @@ class TrainerProcess:
         light = task is not None and task.assignment.graph is not None
         if not light and not self.trains:
             raise TaskFailed(NO_TORCH)
-        project = await self._provide(task)
-        if (self._is_light and not light) or project != self._project:
+        provided = await self._provide(task)
+        if (self._is_light and not light) or provided != self._provided:
             self._end_process()
-        self._project = project
+        self._provided = provided
         if not self._process or self._process.returncode is not None:
             await self._start(light=light)
         self._start_idle_timer()
 
-    async def _provide(self, task: Task | None) -> ProvidedProject | None:
-        """Return the task's project; that of the current child if no task is given."""
+    async def _provide(self, task: Task | None) -> tuple[ProvidedProject, ...]:
+        """Return the projects of a task; those of the current child if no task is given."""
         if task is None:
-            return self._project
-        if task.project is None:
-            return None
-        if self.projects is None:
+            return self._provided
+        if self.projects is not None:
+            return await self.projects.provide_for_task(task.project)
+        if task.project:
             raise TaskFailed(f"ConfigError: project {task.project.name!r}: this board uses no projects")
-        return await self.projects.provide(task.project)
+        return ()
 
     async def _start(self, *, light: bool) -> None:
         try:
@@ -214,7 +214,8 @@ class TrainerProcess:
         arguments += ["--device", self.device, *["--light"] * light]
         arguments += ["--nice", self.nice, "--cpus", *self.cpus]
         arguments += ["--log-level", self.log_level, "--plugins", *self.plugins]
-        arguments += ["--project", self._project.name, self._project.folder] if self._project else []
+        for project in self._provided:
+            arguments += ["--project", project.name, project.folder]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *interpreter.command("device_agent.trainer.main", *map(str, arguments)),

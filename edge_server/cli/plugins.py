@@ -61,9 +61,8 @@ def plugins(options: argparse.Namespace) -> int:
 
 def _entry_points() -> Iterator[ListedPlugin]:
     for group, kind in GROUPS.items():
-        for entry in registry.entry_points(group):
-            plugin = registry.locate_entry_point(entry)
-            yield _describe(plugin, kind, entry.name, listed=registry.is_allowed(plugin, entry.name))
+        for name, plugin in registry.offered_plugins(group):
+            yield _describe(plugin, kind, name, listed=registry.is_allowed(plugin, name))
 
 
 def _listed_attributes() -> Iterator[ListedPlugin]:

@@ -52,6 +52,19 @@ def plan_project(plan: Plan) -> ProjectVersion | None:
     raise ConfigError(f"project {plan.project!r} is not installed; set FIELDFLEET_PROJECTS to its folder")
 
 
+def require_project(plan: Plan, run: str) -> None:
+    """Refuse to read a run's network without the code of its project.
+
+    Raises:
+        ConfigError: It is neither active nor installed.
+    """
+    if plan.project and not find_active(plan.project) and not _installed_version(plan.project):
+        raise ConfigError(
+            f"run {run}: model {plan.model.name!r} needs the code of project {plan.project!r}; run this command in the "
+            "project's folder, or set FIELDFLEET_PROJECTS to that folder"
+        )
+
+
 @lru_cache(maxsize=16)
 def _installed_version(name: str) -> str:
     from importlib import metadata  # noqa: PLC0415 - two megabytes, which only projects need

@@ -15,12 +15,22 @@ from torch import Tensor, nn
 from edge_server.journal import checkpoints
 from edge_server.journal.compared import best_round, compared_metric, devices_value, measured_rounds, server_value
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    RoundClosed,
+    RoundOpened,
+    RunOpened,
+    closed_rounds,
+    drop_void,
+)
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, StoredRun, best_path
 from edge_server.learner import plan_algorithm
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
+from edge_server.plan.project import require_project
+from edge_server.rounds.plugins import require_recorded_network
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, join_network
 from shared.data.classes import normalise_class_names
@@ -33,7 +43,8 @@ from shared.models.leaves import load_leaves
 from shared.objectives.base import build_objective
 from shared.protocol.inference.release import Preprocessing, ReleaseSource, ReleaseTask
 from shared.protocol.inputs import Inputs
-from shared.registry import FAULTS, build
+from shared.protocol.messages import ProjectVersion
+from shared.registry import FAULTS, build, normalise_distribution
 from shared.tensors import file
 from shared.tensors.tree import State, Tree, check_like
 
@@ -110,13 +121,15 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
         number: Round; None for the default of `read_model`.
 
     Raises:
-        ConfigError: As `read_model`, but for the input shape.
+        ConfigError: As `read_model`, but for the input shape; or the code of the network is another now, or missing.
         CorruptFile: The checkpoint is damaged.
     """
     start = run.opened
     if start is None:
         raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
     plan = start.plan
+    require_project(plan, start.run)
+    require_recorded_network(start)
     algorithm = plan_algorithm(plan)
     number = number or _default_round(run, plan)
     try:
@@ -234,7 +247,17 @@ def _describe_source(run: StoredRun, algorithm: Algorithm, number: int) -> Relea
         accuracy=value if metric == ACCURACY else closed.accuracy,
         measured_on=where,
         plugins=run.opened.plugins,
+        project=_find_project(run.opened),
     )
+
+
+def _find_project(opened: RunOpened) -> ProjectVersion | msgspec.UnsetType:
+    """Return the project of a run in the version that its plugins had; unset without one."""
+    if project := opened.plan.project:
+        for plugin in opened.plugins or ():
+            if plugin.version and plugin.distribution in (project, normalise_distribution(project)):
+                return ProjectVersion(name=project, version=plugin.version)
+    return msgspec.UNSET
 
 
 def _find_value(closed: RoundClosed, records: Iterable[AnyRecord], metric: ComparedMetric) -> tuple[float | None, str]:

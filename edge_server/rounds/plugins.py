@@ -40,6 +40,16 @@ def task_plugins(plan: Plan) -> tuple[PluginVersion, ...]:
     return identify((registry, name) for registry, name in _names(plan) if registry.kind not in SERVER_KINDS)
 
 
+def require_recorded_network(begun: RunOpened) -> None:
+    """Refuse to read the network of a run with other code than it was trained with.
+
+    Raises:
+        ConfigError: As `plan_plugins` and `require_recorded`.
+    """
+    plan = begun.plan
+    require_recorded(begun, identify([(ALGORITHMS, plan.algorithm.name), (MODELS, plan.model.name)]))
+
+
 def require_recorded(begun: RunOpened, plugins: Sequence[PluginVersion]) -> None:
     """Refuse to resume a run with other code of a plugin than it began with.
 

@@ -30,17 +30,23 @@ def info_folder(name: str, version: str) -> str:
     return f"{name}-{version}.dist-info"
 
 
-def write_wheel(name: str, version: str, files: Mapping[str, bytes]) -> bytes:
+def write_wheel(
+    name: str, version: str, files: Mapping[str, bytes], entry_points: Mapping[str, Mapping[str, str]] | None = None
+) -> bytes:
     """Return a wheel with these files, by path in the archive.
 
     Args:
         files: Content of the package's files.
+        entry_points: `module:attribute` by group and name.
     """
     info = info_folder(name, version)
     metadata = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: fieldfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    if entry_points:
+        lines = [line for group, names in sorted(entry_points.items()) for line in (f"[{group}]", *_assignments(names))]
+        metadata[f"{info}/entry_points.txt"] = "".join(f"{line}\n" for line in lines).encode()
     content = dict(sorted(files.items())) | metadata
     record = "".join(f"{path},{_record_hash(data)},{len(data)}\n" for path, data in content.items())
     content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
@@ -51,6 +57,10 @@ def write_wheel(name: str, version: str, files: Mapping[str, bytes]) -> bytes:
             entry.external_attr, entry.compress_type = PLAIN_FILE << 16, zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     return out.getvalue()
+
+
+def _assignments(names: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name} = {reference}" for name, reference in sorted(names.items()))
 
 
 def _record_hash(data: bytes) -> str:

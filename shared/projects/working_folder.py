@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,7 @@ MARKER = b"[tool.fieldfleet"
 VARIABLE = "FIELDFLEET_PROJECTS"
 """Environment variable with the active working folders, separated as in PATH."""
 
+_NAME = re.compile(r"\w[\w.-]*")
 _active: dict[str, WorkingFolder] = {}
 
 
@@ -43,6 +46,7 @@ class _Distribution(msgspec.Struct, frozen=True):
     name: str = ""
     version: str = ""
     dependencies: list[str] = []
+    entry_points: dict[str, dict[str, str]] = msgspec.field(name="entry-points", default={})
 
 
 class _PyProject(msgspec.Struct, frozen=True):
@@ -56,12 +60,14 @@ class WorkingFolder:
 
     Attributes:
         requires: Distributions that the code imports.
+        entry_points: Plugins that a plan may call by a short name: `module:attribute` by group and name.
     """
 
     folder: Path
     name: str
     version: str
     requires: tuple[str, ...] = ()
+    entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def package(self) -> Path:
@@ -92,7 +98,26 @@ def find_working_folder(folder: Path) -> WorkingFolder | None:
         raise ConfigError(f"{path}: {error}") from error
     if not (folder / name / "__init__.py").is_file():
         raise ConfigError(f"{path}: project {name!r} needs the package {folder / name}/__init__.py; create it")
-    return WorkingFolder(folder.resolve(), name, content.project.version, tuple(content.project.dependencies))
+    project = content.project
+    entry_points = {group: names for group, names in project.entry_points.items() if group.startswith(registry.PREFIX)}
+    _require_entry_points(entry_points, name, path)
+    return WorkingFolder(folder.resolve(), name, project.version, tuple(project.dependencies), entry_points)
+
+
+def _require_entry_points(entry_points: Mapping[str, Mapping[str, str]], package: str, path: Path) -> None:
+    """Refuse entry points that boards do not have or may not import.
+
+    Raises:
+        ConfigError: A name is malformed, or refers to another package.
+    """
+    value = re.compile(rf"{package}(\.\w+)*:\w+(\.\w+)*")
+    for group, names in entry_points.items():
+        for name, reference in names.items():
+            if not _NAME.fullmatch(name) or not value.fullmatch(reference):
+                raise ConfigError(
+                    f'{path}: entry point {name[:64]!r} of {group}: {reference[:120]!r}; write `name = "{package}.'
+                    "module:attribute\"`, of the project's own package"
+                )
 
 
 def activate(project: WorkingFolder) -> None:
@@ -101,7 +126,7 @@ def activate(project: WorkingFolder) -> None:
     _active[project.name] = project
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    registry.allow_package(project.name, project.version)
+    registry.allow_package(project.name, project.version, project.entry_points)
     folders = os.environ.get(VARIABLE, "").split(os.pathsep)
     if folder not in folders:
         os.environ[VARIABLE] = os.pathsep.join(filter(None, [*folders, folder]))

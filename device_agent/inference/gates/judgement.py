@@ -191,7 +191,7 @@ def _find_own_model(job: GateJob, manifest: ReleaseManifest) -> Path | None:
         own_model = read_own_header(Path(job.own)) if job.own else None
     except CorruptFile:
         return None  # the serving process logs it
-    return Path(job.own) if own_model and own_model.model == manifest.model else None
+    return Path(job.own) if own_model and own_model.matches(manifest) else None
 
 
 @contextmanager

@@ -22,8 +22,8 @@ def main() -> None:
     """Run the gates on a release and send the verdict."""
     processes.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
-    adopt_plugins()
     job: AnyJob = msgspec.json.decode(sys.stdin.buffer.read(), type=AnyJob)
+    adopt_plugins(job.projects)
     processes.configure(job.settings.log_level)
     processes.end_on_thread_failure()
     out = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -18,8 +18,14 @@ import msgspec
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.release_folder import ReleaseFiles
+from device_agent.inference.release_projects import read_project
 from device_agent.inference.settings import InferenceSettings
+from device_agent.inference.store import BoardStore
+from device_agent.projects.provide import Projects
 from shared.data.spec import Data
+from shared.errors import TaskFailed
+from shared.protocol.inference.release import read_manifest
+from shared.protocol.messages import ProjectVersion
 from shared.protocol.update import UpdateRecord, UpdateTerms
 from shared.runtime import backports
 from shared.runtime.interpreter import find_interpreter
@@ -43,6 +49,7 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         settings: Settings of the inference process, memory limit included.
         data: The device's training data, part of which is held out; None for none.
         own: File of the device's own parameters that replace the release's; empty for none.
+        projects: Folder of the release's project, whose code may read the data, by its name.
     """
 
     state_dir: str
@@ -53,6 +60,7 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     settings: InferenceSettings
     data: Data | None = None
     own: str = ""
+    projects: dict[str, str] = {}
 
 
 class OwnJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -72,6 +80,7 @@ class OwnJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_drop: float
     settings: InferenceSettings
     data: Data
+    projects: dict[str, str] = {}
 
 
 AnyJob: TypeAlias = GateJob | OwnJob
@@ -96,6 +105,7 @@ class GateProcess:
         data: The device's training data; None for none.
         own_path: File of the device's own parameters; None if the releases' are used.
         patience_s: Seconds that a candidate's gates may take.
+        projects: Provides the code of a release's project; None for no projects.
     """
 
     state_dir: Path
@@ -104,6 +114,7 @@ class GateProcess:
     own_path: Path | None = None
     patience_s: float = PATIENCE_S
     module: str = MODULE
+    projects: Projects | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, record: UpdateRecord) -> GateVerdict:
@@ -117,6 +128,7 @@ class GateProcess:
             settings=self.settings,
             data=self.data,
             own=str(self.own_path or ""),
+            projects=await self._provide(read_project(BoardStore(self.state_dir), record.name, record.candidate)),
         )
         async with self._turn:
             for remaining in reversed(range(TRIES)):
@@ -147,6 +159,7 @@ class GateProcess:
             max_drop=max_drop,
             settings=self.settings,
             data=self.data,
+            projects=await self._provide(read_manifest(files.manifest, files.name).source.project or None),
         )
         async with self._turn:
             verdict = await self._try_out(job)
@@ -155,6 +168,16 @@ class GateProcess:
         problem = verdict.reason if isinstance(verdict, GateVerdict) else verdict
         log.warning("%s/%d: cannot compare the device's own model: %s", files.name, files.version, problem)
         return ""
+
+    async def _provide(self, project: ProjectVersion | None) -> dict[str, str]:
+        """Return the folder of a release's project; empty to read examples with the code of the last task."""
+        if project is None or self.projects is None or self.data is None:
+            return {}
+        try:
+            return {project.name: str((await self.projects.provide(project)).folder)}
+        except TaskFailed as error:
+            log.warning("the gates do not use %s %s: %s", project.name, project.version, error)
+            return {}
 
     async def _try_out(self, job: AnyJob) -> GateVerdict | str:
         """Return the child's verdict, or how it died."""

@@ -17,7 +17,7 @@ from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from shared.config_reference import DIALECT, describe, every_struct
-from shared.registry import Registry, entry_points
+from shared.registry import Registry, offered_plugins
 
 OWN_NAME = "^[^:]+:[^:]+$"
 """A plugin, `module:attribute`; its options are not checked here."""
@@ -62,7 +62,7 @@ def _add_reference(properties: dict[str, Any], key: str) -> None:
 
 def _choices(builders: Mapping[str, Callable[..., object]]) -> list[dict[str, Any]]:
     schemas = [_choice({"const": name}, _options(builder)) for name, builder in builders.items()]
-    offered = [entry.name for entry in entry_points(builders.group)] if isinstance(builders, Registry) else []
+    offered = [name for name, _ in offered_plugins(builders.group)] if isinstance(builders, Registry) else []
     plugins = [{"pattern": OWN_NAME}, *({"const": name} for name in offered if name not in builders)]
     return [*schemas, *(_choice(name, {"type": "object", "additionalProperties": SCALARS}) for name in plugins)]
 

@@ -39,7 +39,7 @@ def build_project(folder: Path) -> BuiltProject:
         raise ConfigError(
             f'{folder / FILE} is missing or has no [tool.fieldfleet] project = "NAME"; `edge-server new` writes one'
         )
-    wheel = write_wheel(project.name, project.version, _collect(project))
+    wheel = write_wheel(project.name, project.version, _collect(project), project.entry_points)
     try:
         read_wheel(wheel, project.name, project.version)
     except CorruptFile as error:

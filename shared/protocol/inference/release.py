@@ -16,7 +16,7 @@ import msgspec
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.bounded import Count, Line, Number, ReleaseName, Sha256, Size, Version
 from shared.protocol.inputs import BYTE_SCALE
-from shared.protocol.messages import PluginVersion, Spec
+from shared.protocol.messages import PluginVersion, ProjectVersion, Spec
 from shared.protocol.objective import MOST_METRICS
 from shared.protocol.objective import Kind as TaskKind
 
@@ -137,6 +137,7 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Measured accuracy of this model, None if not measured.
         measured_on: Owner of those examples: `server` or `devices`; empty if not measured.
         plugins: Code of the user that it was trained with, in these versions; unset without any.
+        project: Project with this code; boards use its version with the release. Unset without one.
     """
 
     run: Line
@@ -147,6 +148,7 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None = None
     measured_on: Line = ""
     plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
+    project: ProjectVersion | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReleaseTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from device_agent.inference.release_folder import (
 from device_agent.inference.session import open_model
 from shared.errors import CorruptFile, ServingRefused
 from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest
-from shared.protocol.messages import Spec, Update
+from shared.protocol.messages import ProjectVersion, Spec, Update
 from shared.runtime.executor import inline
 
 
@@ -236,3 +236,16 @@ def test_a_file_that_is_not_there_is_no_model_and_one_that_says_nothing_is_corru
     save_file({"w": np.zeros(1, np.float32)}, path)
     with pytest.raises(CorruptFile, match=re.escape(str(path))):
         read_own_header(path)
+
+
+@pytest.mark.parametrize(
+    ("trained", "released", "matches"),
+    [("0.1.0", "0.1.0", True), ("0.2.0", "0.1.0", False), ("", "0.1.0", True), ("0.1.0", "", True), ("", "", True)],
+)
+def test_a_model_by_another_version_of_its_project_does_not_answer(trained, released, matches, files):
+    """Its network may be another one under the same name; where either names no project, the network decides."""
+    manifest = read_manifest(files.manifest, "manifest")
+    projects = [ProjectVersion(name="air", version=version) if version else None for version in (trained, released)]
+    source = msgspec.structs.replace(manifest.source, project=projects[1] or msgspec.UNSET)
+    model = OwnModel(model=network(files), run="run", round=1, contents="", project=projects[0])
+    assert model.matches(msgspec.structs.replace(manifest, source=source)) == matches

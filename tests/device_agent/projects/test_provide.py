@@ -14,7 +14,7 @@ from shared.protocol.messages import ProjectVersion
 from tests.naming import names_all
 
 
-def provide(projects: Projects, name: str = "air", version: str = "0.1.0") -> ProvidedProject | None:
+def provide(projects: Projects, name: str = "air", version: str = "0.1.0") -> ProvidedProject:
     return asyncio.run(projects.provide(ProjectVersion(name=name, version=version)))
 
 
@@ -32,8 +32,28 @@ def test_without_the_list_nothing_is_installed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_task_without_a_project_needs_none(tmp_path):
-    assert asyncio.run(Projects(tmp_path).provide(None)) is None
+def test_a_task_without_a_project_has_that_of_the_boards_data_source(tmp_path):
+    """In the version that a served release names, if it is installed, or else that of the last task."""
+    home = tmp_path / "projects" / "air"
+    for version in ("0.1.0", "0.2.0"):
+        (home / version).mkdir(parents=True)
+    served: dict[str, str] = {}
+    projects = Projects(tmp_path, ["air", "fire"], "air.data:read", lambda: served)
+
+    def provide_for_task(name: str = "") -> tuple[ProvidedProject, ...]:
+        return asyncio.run(projects.provide_for_task(ProjectVersion(name=name, version="0.2.0") if name else None))
+
+    assert provide_for_task() == ()  # no task has used any version
+    assert provide_for_task("air") == (ProvidedProject("air", home / "0.2.0"),)
+    assert provide_for_task() == (ProvidedProject("air", home / "0.2.0"),)
+    served["air"] = "0.1.0"
+    assert provide_for_task() == (ProvidedProject("air", home / "0.1.0"),)
+    assert provide_for_task("air") == (ProvidedProject("air", home / "0.2.0"),)  # a task names its version
+    served["air"] = "0.3.0"
+    assert provide_for_task() == (ProvidedProject("air", home / "0.2.0"),)
+    (tmp_path / "projects" / "fire" / "0.2.0").mkdir(parents=True)
+    assert [project.name for project in provide_for_task("fire")] == ["fire", "air"]
+    assert asyncio.run(Projects(tmp_path, [], "air.data:read").provide_for_task(None)) == ()  # not listed
 
 
 def test_a_network_without_certificates_installs_nothing(tmp_path, capsys):
