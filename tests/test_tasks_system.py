@@ -13,7 +13,7 @@ import torch
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings
-from device_agent.trainer import task
+from device_agent.trainer import train
 from edge_server.journal.compared import measured_rounds
 from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.outcome import summarise_outcome
@@ -192,15 +192,15 @@ def test_a_network_with_other_outputs_than_targets_is_refused_with_both_shapes(t
 def test_forged_sums_of_one_device_do_not_end_the_run(tmp_path, monkeypatch, forged, counted):
     """Its update is refused, or its sums do not count because their number is not that of most devices."""
     plan = plan_of(tmp_path, "regression", rounds=1, round="deadline_s = 5.0")
-    write = task.write_update
+    build = train.build_update
 
-    def forge(job, result, transfer, scored, *more, **named):
+    def forge(job, usage, scored, **named):
         if job.task.device == "c":
             scored = replace(scored, sums=dict.fromkeys(scored.sums, forged))
-        write(job, result, transfer, scored, *more, **named)
+        return build(job, usage, scored, **named)
 
     _, records = replay_plan(plan, tmp_path / "honest")
-    monkeypatch.setattr(task, "write_update", forge)
+    monkeypatch.setattr(train, "build_update", forge)
     _, others = replay_plan(plan, tmp_path / RUN)
     [honest], [closed] = closed_rounds(records), closed_rounds(others)
     assert closed.outcome == "aggregated"

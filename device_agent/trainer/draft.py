@@ -1,4 +1,4 @@
-"""Write the results of a task to its draft: payload, next state, update message."""
+"""Write the results of a task to its draft: payload, next state, personal model; build the update message."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import safetensors.torch
 
 from device_agent.exchange import outbox
 from device_agent.inference.release_folder import OWN, OwnModel, compute_own_digest
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer import device_state
 from device_agent.trainer.held_out_score import HeldOutScore
 from device_agent.trainer.interface import Job
@@ -18,7 +19,7 @@ from shared.algorithms.base import Result
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.protocol import payload as payloads
-from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
@@ -26,6 +27,7 @@ from shared.runtime.phases import log_phase
 from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State, Tree, tensor_bytes
 
+NO_SCORE = HeldOutScore()
 log = logging.getLogger("trainer")
 
 
@@ -61,7 +63,7 @@ def _select_codec(task: Task) -> Spec:
 
 
 def write_personal_model(job: Job, tree: Tree) -> None:
-    """Write the device's personal model, for the board to serve; `write_update` makes it durable.
+    """Write the device's personal model, for the board to serve; `outbox.write` makes it durable.
 
     Raises:
         Unwritable: The disk is full or read-only.
@@ -91,31 +93,27 @@ def write_payload(job: Job, payload: Payload) -> Transfer:
     return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
 
 
-def write_update(  # noqa: PLR0913 - the parts of an update
+def build_update(  # noqa: PLR0913 - the parts of an update
     job: Job,
-    result: Result | None,
-    transfer: Transfer | None,
-    held_out: HeldOutScore,
-    cost: Cost,
-    step: StepCost | None = None,
+    usage: BlockCost,
+    held_out: HeldOutScore = NO_SCORE,
     *,
+    result: Result | None = None,
+    transfer: Transfer | None = None,
+    step: StepCost | None = None,
     trained_on: str,
-) -> None:
-    """Write the message and make the draft durable.
+) -> Update:
+    """Return the update of a task.
 
     Args:
+        usage: Cost of the work, which is added to that of the job.
         result: Result of training; None without training.
         transfer: Announcement of the payload; None without one.
-        held_out: Metrics of the held-out examples.
-        cost: Cost of the whole task.
         step: Cost of a training step, if measured.
         trained_on: Description of the computing device.
-
-    Raises:
-        Unwritable: The disk is full or read-only.
     """
     task = job.task
-    update = Update(
+    return Update(
         run=task.run,
         round=task.round,
         device=task.device,
@@ -126,8 +124,7 @@ def write_update(  # noqa: PLR0913 - the parts of an update
         loss=result.loss if result else None,
         metrics={**held_out.metrics, **(result.metrics if result else {})},
         sums=dict(held_out.sums),
-        cost=cost,
+        cost=msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size if transfer else 0),
         step=step,
         trained_on=trained_on,
     )
-    outbox.write(Path(job.draft), update)

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.held_out_score import HeldOutScore, build_score
 from device_agent.trainer.interface import Job
@@ -36,7 +35,6 @@ from shared.protocol.evaluation_graph import EvaluationGraph
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.messages import Blob, Update
 from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, NUMBER_KINDS
-from shared.runtime.durable import explain_disk_errors
 from shared.runtime.extras import install_command
 from shared.transfer import to_file
 
@@ -52,50 +50,47 @@ BATCH_SIZE, BATCH_BYTES = 16, 4 << 20
 REMEDY = f"install it ({install_command('infer')}), or take evaluation.runtime out of the plan"
 
 
-class TaskMonitor(NamedTuple):
-    """Measurement and cancellation of a running task.
+class GraphTask(NamedTuple):
+    """Job that evaluates by a graph.
 
     Attributes:
+        held_out: Reads the device's held-out examples.
         measure_block: Measures the cost of a block.
         is_superseded: Returns True once the task is cancelled.
         threads: Threads of ONNX Runtime; 0 for one.
     """
 
+    job: Job
+    held_out: Callable[[Data], HeldOut]
     measure_block: Callable[[], AbstractContextManager[BlockCost]]
     is_superseded: Callable[[], bool]
     threads: int = 0
 
 
-def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: TaskMonitor) -> None:
-    """Evaluate a task's parameters, and write the update durably to its draft, without committing it.
-
-    Args:
-        held_out: Reads the device's held-out examples.
+def evaluate_by_graph(task: GraphTask) -> Update:
+    """Evaluate a task's parameters; return the update.
 
     Raises:
         Superseded: The task was cancelled.
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
-    task, score = job.task, HeldOutScore()
-    objective = build_objective(task.objective or CLASSIFICATION_SPEC)
-    with monitor.measure_block() as usage:
+    job, score = task.job, HeldOutScore()
+    objective = build_objective(job.task.objective or CLASSIFICATION_SPEC)
+    with task.measure_block() as usage:
         if job.data.is_labelled or objective.reconstructs:
-            inputs, labels = held_out(with_assignment(job.data, task.assignment))
+            inputs, labels = task.held_out(with_assignment(job.data, job.task.assignment))
             if len(labels):
-                score = _evaluate(job, objective, inputs, labels, monitor)
-    cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0)
-    update = Update(
-        run=task.run,
-        round=task.round,
-        device=task.device,
+                score = _evaluate(task, objective, inputs, labels)
+    return Update(
+        run=job.task.run,
+        round=job.task.round,
+        device=job.task.device,
         params=None,
-        start=task.params.digest,
+        start=job.task.params.digest,
         metrics=dict(score.metrics),
         sums=dict(score.sums),
-        cost=cost,
+        cost=msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0),
     )
-    with explain_disk_errors(Path(job.draft)):
-        outbox.write(Path(job.draft), update)
 
 
 def read_examples(data: Data) -> HeldOut:
@@ -113,16 +108,15 @@ def _read_examples(encoded: bytes, _: Fingerprint | None) -> HeldOut:
     return held_out.inputs, held_out.labels
 
 
-def _evaluate(
-    job: Job, objective: Objective, inputs: NDArray[np.float32], labels: NDArray[Any], monitor: TaskMonitor
-) -> HeldOutScore:
+def _evaluate(task: GraphTask, objective: Objective, inputs: NDArray[np.float32], labels: NDArray[Any]) -> HeldOutScore:
+    job = task.job
     graph = graphs.decode(to_file.view(Path(job.graph)))
     require_fit(graph, objective, inputs, labels, job.data.path or job.data.source)
-    session = open_session(graph, read_floats(Path(job.params), graph.parameters), monitor.threads)
+    session = open_session(graph, read_floats(Path(job.params), graph.parameters), task.threads)
     total, hits = MetricSums(objective), 0
     batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
     for begin in range(0, len(labels), batch_size):
-        if monitor.is_superseded():
+        if task.is_superseded():
             raise Superseded("a newer task has arrived")
         batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
         [outputs] = session.run([graph.output.name], {graph.input.name: batch})

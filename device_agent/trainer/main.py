@@ -36,7 +36,7 @@ from device_agent.trainer.pipe_messages import (
 )
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError, Superseded, escape_text
-from shared.protocol.messages import Missed
+from shared.protocol.messages import Missed, Update
 from shared.runtime import malloc, memory, processes
 from shared.runtime.cpus import count_usable_cpus
 from shared.runtime.phases import log_phase
@@ -229,18 +229,19 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: str = "cpu
     """
     malloc.enable_huge_pages()
     with loading():
-        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415 - imports torch
+        from device_agent.trainer.perform import perform_task  # noqa: PLC0415 - imports torch
+        from device_agent.trainer.task import TrainingTask  # noqa: PLC0415
         from shared.tensors.placement import is_broken, share_memory  # noqa: PLC0415
 
         workspace = _prepare_workspace(threads, device, limit)
     exchange = PipeExchange(reader, out)
 
-    def do(job: Job, meter: ProcessMeter) -> None:
+    def do(job: Job, meter: ProcessMeter) -> Update:
         share_memory(workspace().device, limit, memory.resident_bytes())
-        training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set)
+        training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set, exchange)
         frees = training.algorithm.resources.frees_memory
         malloc.tune(*(malloc.LARGE_BYTES, malloc.RETAINED_BYTES) if frees else malloc.STEPS)
-        perform_task(training, exchange=exchange)
+        return perform_task(training)
 
     _do_jobs(reader, out, do, is_broken)
 
@@ -252,10 +253,10 @@ def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> Non
         threads: Threads of ONNX Runtime; 0 for one.
     """
 
-    def do(job: Job, meter: ProcessMeter) -> None:
-        from device_agent.trainer.evaluation import TaskMonitor, evaluate_by_graph, read_examples  # noqa: PLC0415
+    def do(job: Job, meter: ProcessMeter) -> Update:
+        from device_agent.trainer.evaluation import GraphTask, evaluate_by_graph, read_examples  # noqa: PLC0415
 
-        evaluate_by_graph(job, read_examples, TaskMonitor(meter.task, reader.cancelled.is_set, threads))
+        return evaluate_by_graph(GraphTask(job, read_examples, meter.task, reader.cancelled.is_set, threads))
 
     _do_jobs(reader, out, do, lambda _error: False)
 
@@ -263,7 +264,7 @@ def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> Non
 def _do_jobs(
     reader: MessageReader,
     out: BinaryIO,
-    do: Callable[[Job, ProcessMeter], None],
+    do: Callable[[Job, ProcessMeter], Update],
     is_broken: Callable[[BaseException], bool],
 ) -> None:
     """Perform jobs until the agent ends, or an error has made this process unusable."""
@@ -277,7 +278,7 @@ def _do_jobs(
         phase = "training" if job.task.train else "evaluating"
         log_phase(logger, phase, run=job.task.run, round=job.task.round)
         try:
-            do(job, meters.meter_for(job.measuring, job.cost.idle_w))
+            outbox.write(Path(job.draft), do(job, meters.meter_for(job.measuring, job.cost.idle_w)))
             log_phase(logger, "committing")
             outbox.commit(Path(job.draft))
             log_phase(logger, "committed")

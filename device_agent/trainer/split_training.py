@@ -1,18 +1,25 @@
-"""Device half of a split training, with encoded payloads instead of tensors."""
+"""Train below the cut of a split network: the session's steps as encoded payloads, exchanged with the server."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from time import perf_counter
 
+import msgspec
 import torch
 
 from device_agent.measurement.task_meter import BlockCost
+from device_agent.trainer.draft import build_update, move_result_to_cpu, write_result
+from device_agent.trainer.held_out_score import HeldOutScore
+from device_agent.trainer.task import ALONE, TrainingTask
 from shared.algorithms.base import Outcome, Session
 from shared.codecs import CODECS
 from shared.codecs.base import decode_bounded
+from shared.errors import TaskFailed
 from shared.models.build import seed_torch
 from shared.protocol import payload as payloads
-from shared.protocol.messages import Missed, Task, derive_seed
+from shared.protocol.messages import MISSED_STEPS, Missed, Task, Update, derive_seed
 from shared.registry import build
 from shared.tensors.placement import CPU, to_device
 from shared.tensors.tree import Tree
@@ -34,6 +41,7 @@ class SplitTraining:
         outcome: Result of the training, after the last step.
         missed: Steps completed without this device.
         carried: Frame bytes of the steps, up and down, set by the driver; None if not counted.
+        update: The update, after the block of `open_session`.
     """
 
     def __init__(self, session: Session, task: Task, usage: BlockCost, device: torch.device = CPU) -> None:
@@ -43,6 +51,7 @@ class SplitTraining:
         self.up: list[memoryview] | None = None
         self.outcome: Outcome | None = None
         self.carried: tuple[int, int] | None = None
+        self.update: Update | None = None
         self.missed = 0
         self._compute(None)
 
@@ -76,3 +85,58 @@ class SplitTraining:
     def close(self) -> None:
         """Close a cancelled training."""
         self._session.close()
+
+
+def train_split(task: TrainingTask) -> Update:
+    """Train in a session with the server; return the update.
+
+    Raises:
+        TaskFailed: There is no exchange with the server.
+    """
+    exchange, threads = task.exchange, task.workspace.threads
+    if exchange is None:
+        raise TaskFailed(f"algorithm {task.job.task.algorithm.name!r} trains in a split session: {ALONE}")
+    with open_session(task) as training:
+        while training.up is not None:
+            with training.time_exchange():
+                answer = exchange(training.step, training.up)
+            begun = perf_counter()
+            training.advance(answer)
+            if threads:
+                threads.note(perf_counter() - begun)
+        training.carried = exchange.carried
+    assert training.update is not None
+    return training.update
+
+
+@contextmanager
+def open_session(work: TrainingTask) -> Iterator[SplitTraining]:
+    """Start a split training for a driver that advances it until `up` is None; then set its update."""
+    job, task = work.job, work.job.task
+    if task.evaluate or task.measure_s or not task.train:
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} does not evaluate or time steps in a session: {ALONE}")
+    with work.measure() as usage:
+        state, memory = work.read_state()
+        start = work.read_parameters()
+        session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
+        del start  # owned by the session now
+        if isinstance(session, tuple):
+            raise TaskFailed(
+                f"algorithm {task.algorithm.name!r} is split, but its device half is not a session: fix the algorithm"
+            )
+        try:
+            begun = SplitTraining(session, task, usage, work.workspace.device)
+        except RuntimeError:
+            work.require_fit()  # names the examples if they are the cause
+            raise
+        with closing(begun) as training:
+            yield training
+        assert training.outcome is not None, "a driver advances a training to its end"
+        state, result = training.outcome[0], move_result_to_cpu(training.outcome[1])
+        with seed_torch(task.assignment.seed):
+            transfer = write_result(job, state, memory, result)
+    missed = HeldOutScore({MISSED_STEPS: float(training.missed)})
+    update = build_update(job, usage, missed, result=result, transfer=transfer, trained_on=work.trained_on)
+    up, down = training.carried or (None, None)
+    cost = msgspec.structs.replace(update.cost, features_bytes=up, gradient_bytes=down)
+    training.update = msgspec.structs.replace(update, cost=cost)

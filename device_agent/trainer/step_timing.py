@@ -17,9 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from device_agent.measurement.task_meter import BlockCost
+from device_agent.trainer.draft import build_update
+from device_agent.trainer.measure_statistics import sum_inputs
+from device_agent.trainer.task import TrainingTask, require_whole
 from shared.algorithms.base import Batch, Batches
 from shared.errors import TaskFailed
+from shared.models.build import seed_torch
 from shared.protocol.measurements import StepCost
+from shared.protocol.messages import Update
+from shared.tensors.tree import Tree
 
 WARM_STEPS = 1
 """Warm-up steps: the first step allocates memory and chooses convolution algorithms."""
@@ -55,6 +61,34 @@ class Steps:
     def __iter__(self) -> Iterator[Batch]:
         endless = itertools.chain.from_iterable(itertools.repeat(self.batches))
         return itertools.islice(endless, self.count)
+
+
+def measure_step(task: TrainingTask) -> Update:
+    """Measure the cost of a training step, and sum the inputs if the assignment asks for it."""
+    job = task.job
+    with task.measure() as usage, seed_torch(job.task.assignment.seed):
+        start = task.read_fitting_parameters()
+    with seed_torch(job.task.assignment.seed):
+        step = _time_algorithm(task, start)
+    return build_update(job, usage, sum_inputs(task), step=step, trained_on=task.trained_on)
+
+
+def _time_algorithm(task: TrainingTask, start: Tree) -> StepCost:
+    algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
+    state, _ = task.read_state()
+    batches = task.batches(epochs=1)  # repeated as often as needed
+    batch_size = min(assignment.hyper.batch_size, len(batches.examples))
+    local = algorithm.resources.timed_step or algorithm.local
+    return time_steps(
+        lambda subset: require_whole(local(model, state, start, subset, assignment), task.job.task),
+        batches,
+        task.measure,
+        seconds=task.job.task.measure_s,
+        weights=sum(leaf.numel() for leaf in model.layers.parameters()),
+        flops=task.workspace.flops(
+            task.job.task.model, batches.examples.inputs.shape[1:], batch_size, task.job.task.adaptation
+        ),
+    )
 
 
 def time_steps(

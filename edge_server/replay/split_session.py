@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import begin_split_training
+from device_agent.trainer.perform import begin_split_training
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.devices.behaviour import Effort
 from edge_server.replay.training_executor import FAILURES

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from device_agent.measurement.task_meter import FixedMeter
+from device_agent.measurement.task_meter import BlockCost, FixedMeter
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import perform, read_parameters
+from device_agent.trainer.perform import perform
+from device_agent.trainer.task import TrainingTask
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.pool import Ending, TrainingOrder
 from edge_server.replay.stacked_networks import stack_networks
 from edge_server.replay.stacked_training import can_stack, correction_of, train
-from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
 from shared.data.cache import DataCache
 from shared.errors import FieldFleetError
 from shared.protocol.messages import Task
-from shared.registry import FAULTS, build
+from shared.registry import FAULTS
 
 log = logging.getLogger(__name__)
 
@@ -68,18 +68,17 @@ class TrainingExecutor:
 
         The jobs are then trained one by one, so that each reports its own error.
         """
-        task = jobs[0].task
+        first, task = TrainingTask(jobs[0], self._workspace, FixedMeter(BlockCost()).task, lambda: False), jobs[0].task
         try:
-            algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
-            is_sgd, correct = correction_of(algorithm)
+            model = self._workspace.model(task.model)
+            is_sgd, correct = correction_of(first.algorithm)
             if not is_sgd:
                 return []
             batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
             network = stack_networks(model.layers, batches[0].examples.inputs.shape[1:])
             if network is None or not can_stack(task.assignment.hyper.step):
                 return []
-            start = read_parameters(jobs[0], self._workspace, algorithm)
-            return train(network, start, batches, task.assignment.hyper, correct)
+            return train(network, first.read_parameters(), batches, task.assignment.hyper, correct)
         except FAILURES as error:
             log.warning("round %d: devices train one by one, stacked training failed: %s", task.round, error)
             return []

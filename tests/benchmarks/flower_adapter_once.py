@@ -16,7 +16,7 @@ import torch
 from device_agent.exchange.outbox import Outbox
 from device_agent.measurement.task_meter import BlockCost, FixedMeter
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import perform
+from device_agent.trainer.perform import perform
 from device_agent.trainer.workspace import Workspace
 from shared import registry
 from shared.algorithms import ALGORITHMS

@@ -14,7 +14,7 @@ MODULES = (
     "device_agent.__main__",
     "edge_server.__main__",
     "edge_server.rounds.run",
-    "device_agent.trainer.task",
+    "device_agent.trainer.perform",
 )
 PROBE = """
 import sys, time

@@ -34,8 +34,8 @@ from device_agent.exchange.split_session import Exchange, SplitSessions
 from device_agent.exchange.upload import Delivery
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.trainer.interface import Job
+from device_agent.trainer.perform import perform
 from device_agent.trainer.process import TrainerProcess
-from device_agent.trainer.task import perform
 from device_agent.trainer.workspace import Workspace
 from shared.codecs.dense import dense
 from shared.data.spec import Data

@@ -22,7 +22,7 @@ from device_agent.config import LinkConfig as AgentLink
 from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import BlockCost, FixedMeter
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import begin_split_training, perform
+from device_agent.trainer.perform import begin_split_training, perform
 from device_agent.trainer.workspace import Workspace
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore

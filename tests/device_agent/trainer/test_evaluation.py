@@ -32,14 +32,16 @@ pytest.importorskip("onnx")
 
 BOARD = """
 import json, sys
-from contextlib import nullcontext
+from pathlib import Path
 import msgspec
+from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import BlockCost, FixedMeter
-from device_agent.trainer.evaluation import TaskMonitor, evaluate_by_graph, read_examples
+from device_agent.trainer.evaluation import GraphTask, evaluate_by_graph, read_examples
 from device_agent.trainer.interface import Job
 
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-evaluate_by_graph(job, read_examples, TaskMonitor(FixedMeter(BlockCost()).task, lambda: False))
+task = GraphTask(job, read_examples, FixedMeter(BlockCost()).task, lambda: False)
+outbox.write(Path(job.draft), evaluate_by_graph(task))
 print(json.dumps(sorted({"torch", "onnx", "safetensors", "edge_server"} & set(sys.modules))))
 """
 

@@ -21,7 +21,7 @@ LOADED = {"msgspec", "numpy", "safetensors", "torch", "xxhash"}
 ASKED = """
 import json, sys
 before = set(sys.modules)
-import device_agent.trainer.main, device_agent.trainer.task, device_agent.trainer.evaluation
+import device_agent.trainer.main, device_agent.trainer.perform, device_agent.trainer.evaluation
 print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
 """
 

@@ -19,7 +19,7 @@ from shared.runtime.processes import loading
 with loading():
     import torch
 from device_agent.trainer.workspace import Workspace
-from device_agent.trainer.task import begin_split_training
+from device_agent.trainer.perform import begin_split_training
 from tests.device_agent.agent_side import METER
 from tests.device_agent.server_side import STEPS, finish
 

@@ -15,7 +15,7 @@ import pytest
 
 from device_agent.exchange import outbox as files
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.task import begin_split_training
+from device_agent.trainer.perform import begin_split_training
 from shared.algorithms import ALGORITHMS
 from shared.errors import SessionLost, TaskFailed, TrainerDied
 from shared.protocol.messages import Spec

@@ -10,8 +10,9 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import ProcessMeter
+from device_agent.trainer.perform import begin_split_training
 from device_agent.trainer.split_training import SplitTraining
-from device_agent.trainer.task import ALONE, begin_split_training
+from device_agent.trainer.task import ALONE
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
 from shared.protocol.messages import Missed, Spec, derive_seed
