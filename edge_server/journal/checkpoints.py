@@ -148,12 +148,13 @@ class SqliteStore(SqliteJournal):
     _metric = ACCURACY
     _best: tuple[float, int] | None = None
 
-    def append(self, record: AnyRecord) -> None:
-        super().append(record)
-        if isinstance(record, Rewound):
-            self._run = None  # the best round may be void: look again
-        if isinstance(record, RoundClosed) and (value := server_value(record, self._metric)) is not None:
-            self._best = best_round([*([self._best] if self._best else []), (value, record.round)], self._metric)
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        super().extend(records)
+        for record in records:
+            if isinstance(record, Rewound):
+                self._run = None  # the best round may be void: look again
+            if isinstance(record, RoundClosed) and (value := server_value(record, self._metric)) is not None:
+                self._best = best_round([*([self._best] if self._best else []), (value, record.round)], self._metric)
 
     def save(self, number: int, state: State) -> None:
         if self._run is None:

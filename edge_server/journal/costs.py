@@ -31,7 +31,7 @@ class Costs:
 
     run: str
     rounds: int
-    append: Callable[[CostSettled], Awaitable[None]]
+    extend: Callable[[Sequence[CostSettled]], Awaitable[None]]
     last: dict[str, int] = field(default_factory=dict)
     evaluated: dict[str, int] = field(default_factory=dict)
     _recorded: dict[str, CostSettled] = field(default_factory=dict)
@@ -72,10 +72,14 @@ class Costs:
         self._heard.put_nowait(record)
 
     async def keep(self) -> None:
-        """Record queued costs until cancelled."""
+        """Record queued costs, all that wait in one transaction, until cancelled."""
         while True:
-            await self.append(await self._heard.get())
-            self._heard.task_done()
+            batch = [await self._heard.get()]
+            while not self._heard.empty():
+                batch.append(self._heard.get_nowait())
+            await self.extend(batch)
+            for _ in batch:
+                self._heard.task_done()
 
     async def wait_recorded(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
         """Wait until the costs of a round are recorded, at most `patience_s`; missing ones stay unknown.

@@ -207,18 +207,28 @@ class SqliteJournal:
         self._connection.close()  # the last connection deletes the log
 
     def append(self, record: AnyRecord) -> None:
-        """Add a record durably; soon after a round the database file alone holds all records, so it can be copied.
+        """Add a record durably; see `extend`."""
+        self.extend((record,))
 
-        The checkpoint takes two more disk waits, which the next round does not wait for.
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        """Add all records durably in one transaction, or none.
+
+        Soon after a round the database file alone holds all records, so it can be copied. This checkpoint takes two
+        more disk waits, which the next round does not wait for.
         """
-        body = encode(record)
         with self._lock, translate_sql_errors(self._path):
             self._restore_deleted()
             [before] = self._connection.execute(LAST).fetchone() or [0]
-            self._connection.execute(INSERT, (body, row_mark(body, before)))
-            if self.durable and isinstance(record, RunOpened | RoundClosed | RunClosed):
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.executemany(INSERT, marked_rows(records, before))
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            if self.durable and any(isinstance(record, RunOpened | RoundClosed | RunClosed) for record in records):
                 self._checkpoint = self._beside.submit(self._checkpoint_log, self._second)
-        if isinstance(record, RunOpened | RunClosed):
+        if any(isinstance(record, RunOpened | RunClosed) for record in records):
             self.settle()
 
     @staticmethod
@@ -231,18 +241,6 @@ class SqliteJournal:
         """Wait until the database file alone holds all records up to the last closed round."""
         if taking_over := self._checkpoint:
             taking_over.result()
-
-    def extend(self, records: Sequence[AnyRecord]) -> None:
-        with self._lock, translate_sql_errors(self.folder / JOURNAL):
-            self._restore_deleted()
-            [before] = self._connection.execute(LAST).fetchone() or [0]
-            self._connection.execute("BEGIN")
-            try:
-                self._connection.executemany(INSERT, marked_rows(records, before))
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
 
     def _restore_deleted(self) -> None:
         """Rewrite the journal if its file was deleted: the open database still has every record."""

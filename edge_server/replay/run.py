@@ -446,10 +446,11 @@ class ReportingStore(SqliteStore):
         super().__init__(folder, durable=False, updates=updates)
         self._clock, self._tell = clock, tell
 
-    def append(self, record: AnyRecord) -> None:
-        super().append(record)
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        super().extend(records)
         if self._tell:
-            self._tell(record, self._clock())
+            for record in records:
+                self._tell(record, self._clock())
 
 
 def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workload) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edge_server.fleet.answers import Answers, build_ack
 from edge_server.journal.checkpoints import Store
+from edge_server.journal.group_commit import GroupCommit
 from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import check_sums, check_update, require_trained
@@ -48,6 +49,20 @@ class Arrival:
     update: Update
     payload: Receiver[FileSink]
     is_offline: bool = False
+
+
+@dataclass
+class Candidate:
+    """A complete update that waits to be checked and recorded.
+
+    Attributes:
+        arrival: Its parameters; None for an update without any.
+        error: Why it was not recorded.
+    """
+
+    record: UpdateAccepted
+    arrival: Arrival | None = None
+    error: Unwritable | WireError | None = None
 
 
 @dataclass
@@ -97,10 +112,11 @@ class Gather:
     _expected: dict[str, Allowance] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _coming: asyncio.Event = field(default_factory=asyncio.Event)
-    _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    _commit: GroupCommit[Candidate] = field(init=False)
     _answers: Answers = field(init=False)
 
     def __post_init__(self) -> None:
+        self._commit = GroupCommit(lambda candidates: self.worker(self._check_and_record, candidates))
         self._answers = Answers(self.site, self.transport, self.clock)
 
     def path(self, device: str) -> Path:
@@ -145,10 +161,7 @@ class Gather:
         check_sums(update.sums, {*self.metrics, *(INPUT_NAMES if sums_inputs else ())})
         require_trained(update, self.expected[update.device])
         if update.params is None:
-            record = self._record(update, 0)
-            await self.worker(self.store.append, record)
-            self.accepted[update.device] = record
-            await self._settle(update, "accepted")
+            self._store(Candidate(self._record(update, 0)))
         else:
             await self._continue(self._begin(update, update.params))
 
@@ -215,8 +228,8 @@ class Gather:
         if arrival.payload.complete:
             self._learn_ceiling(device, arrival)
             del self._arrivals[device]
-            self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
-            self._coming.set()
+            record = self._record(arrival.update, arrival.payload.bytes_received)
+            self._store(Candidate(record, arrival))
         else:
             await self._ask(arrival)
 
@@ -248,44 +261,83 @@ class Gather:
                     arrival.payload.time_out(self.clock())
                     await self._ask(arrival)
 
-    async def _finish(self, arrival: Arrival) -> None:
-        """Check and store a complete update; one at a time, since a check maps the whole update into memory."""
-        record = self._record(arrival.update, arrival.payload.bytes_received)
+    def _store(self, candidate: Candidate) -> None:
+        device = candidate.record.device
+        self._storing[device] = asyncio.create_task(self._finish(candidate), name=f"store-{device}")
+        self._coming.set()
+
+    async def _finish(self, candidate: Candidate) -> None:
+        """Check and record a complete update, then acknowledge it."""
+        record, arrival = candidate.record, candidate.arrival
         log_phase(log, "storing", run=self.run, round=self.number, device=record.device)
         try:
-            with explain_disk_errors(self.path(record.device)):
-                await self.worker(arrival.payload.sink.sync)
-            async with self._checking:
-                await self.worker(self._keep, arrival, record)
+            if arrival:
+                with explain_disk_errors(self.path(record.device)):
+                    await self.worker(arrival.payload.sink.sync)
+            await self._commit.add(candidate)
+            if candidate.error:
+                raise candidate.error
         except Unwritable as error:
-            arrival.payload.sink.close()
+            if arrival:
+                arrival.payload.sink.close()
             self._handle_unwritable(record.device, error)
         except WireError as error:
-            if error.reason == "digest" and not arrival.payload.is_hopeless:
-                self.refused["digest"] += 1
-                log.warning("update of %s was damaged in transit, requesting it again", record.device)
-                self._arrivals[record.device] = arrival
-                self._coming.set()
-                await self.handle_reconnect(record.device)
-            else:
-                arrival.payload.sink.remove()
-                self._refuse(record.update, error)
+            await self._handle_invalid(candidate, error)
         else:
             self.accepted[record.device] = record
+            log_phase(log, "stored", run=self.run, round=self.number, device=record.device)
             await self._settle(record.update, "accepted")
         del self._storing[record.device]  # not after an unexpected error: `watch` must raise it
 
-    def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
-        path = self.path(record.device)
+    async def _handle_invalid(self, candidate: Candidate, error: WireError) -> None:
+        """Request an update that was damaged in transit again; refuse any other."""
+        update, arrival = candidate.record.update, candidate.arrival
+        if arrival is None:
+            self._refuse(update, error)
+        elif error.reason == "digest" and not arrival.payload.is_hopeless:
+            self.refused["digest"] += 1
+            log.warning("update of %s was damaged in transit, requesting it again", update.device)
+            self._arrivals[update.device] = arrival
+            self._coming.set()
+            await self.handle_reconnect(update.device)
+        else:
+            arrival.payload.sink.remove()
+            self._refuse(update, error)
+
+    def _check_and_record(self, candidates: list[Candidate]) -> None:
+        """Check complete updates one after the other, as each is mapped into memory, and record them together."""
+        for candidate in candidates:
+            try:
+                self._check(candidate)
+            except (Unwritable, WireError) as error:
+                candidate.error = error
+        self._record_together([candidate for candidate in candidates if candidate.error is None])
+
+    def _record_together(self, candidates: list[Candidate]) -> None:
+        """Record updates in one transaction; if that fails, one by one, since the fault may be of one alone."""
+        if not candidates:
+            return
+        try:
+            self.store.extend([candidate.record for candidate in candidates])
+        except (Unwritable, WireError) as error:
+            if len(candidates) == 1:
+                candidates[0].error = error
+                return
+            for candidate in candidates:
+                self._record_together([candidate])
+
+    def _check(self, candidate: Candidate) -> None:
+        """Verify an update's parameters, if it has any, and remember their norm."""
+        if candidate.arrival is None:
+            return
+        update = candidate.record.update
+        path = self.path(update.device)
         try:
             with explain_disk_errors(path):
-                arrival.payload.finish()
-                norm = self.require(path, record.update)
+                candidate.arrival.payload.finish()
+                self.norms[update.device] = self.require(path, update)
         except FileNotFoundError as error:
             raise Unwritable(f"{path}: deleted while it was being received") from error
-        self.store.append(record)
-        self.norms[record.device] = norm
-        log_phase(log, "stored", run=self.run, round=self.number, device=record.device)
 
     def _handle_unwritable(self, device: str, error: Unwritable) -> None:
         """Drop an update that the disk rejects: the device keeps it and offers it again."""

@@ -427,7 +427,7 @@ async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[No
 @asynccontextmanager
 async def _record_costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
     """Record the task costs that devices report during the block."""
-    costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(rounds.store.append, record))
+    costs = Costs(rounds.run, rounds.plan.rounds, lambda batch: rounds.persist(rounds.store.extend, batch))
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
         costs.hear(report)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -125,22 +126,29 @@ class Place:
     pids: list[int] = field(default_factory=list)
     processes: dict[str, Process] = field(default_factory=dict)
 
-    async def start(self, name: str, *command: str) -> int:
+    async def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> int:
         """Start a process whose output is kept for people; return its pid."""
         output = self.stack.enter_context((self.path / f"{name}.log").open("wb"))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdin=DEVNULL, stdout=output, stderr=output
+            sys.executable,
+            *command,
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {})},
         )
         self.stack.push_async_callback(terminate, process)
         self.pids.append(process.pid)
         self.processes[name] = process
         return process.pid
 
-    async def configured(self, name: str, module: str, config: dict[str, object]) -> int:
+    async def configured(
+        self, name: str, module: str, config: dict[str, object], environment: Mapping[str, str] | None = None
+    ) -> int:
         """Start one of our commands on a configuration."""
         path = self.path / f"{name}.json"
         path.write_text(json.dumps(config))
-        return await self.start(name, "-m", module, "run", "--config", str(path))
+        return await self.start(name, "-m", module, "run", "--config", str(path), environment=environment)
 
     def require_well(self) -> None:
         """Refuse to go on when a process has ended with an error; the message shows the end of what it wrote."""
@@ -169,6 +177,7 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
     memory: bool = False,
     tests: bool = False,
     secured: bool = False,
+    server_environment: Mapping[str, str] | None = None,
 ) -> Run:
     """Run a fleet. Nobody reads its journal before the run has ended, and then the rounds' ends are taken from it.
 
@@ -199,7 +208,10 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
                 "site": known.name,
             }
             pid = await place.configured(
-                "server", "edge_server", {**server, "site": known.name, "broker": known.server()}
+                "server",
+                "edge_server",
+                {**server, "site": known.name, "broker": known.server()},
+                server_environment,
             )
             # Its journal is open: from here on it waits for the broker, and has no model yet.
             await until((place.path / "bench" / JOURNAL).exists, check=place.require_well)

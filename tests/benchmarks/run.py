@@ -19,6 +19,7 @@ from pathlib import Path
 import collaborative
 import cpu
 import cuts
+import disk
 import energy
 import exact
 import floods
@@ -60,6 +61,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "inference": inference.run,
     "collaborative": collaborative.run,
     "rounds": rounds.run,
+    "disk": disk.run,
     "tls": tls.run,
     "memory": memory.run,
     "floods": floods.run,

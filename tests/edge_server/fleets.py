@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,10 +255,11 @@ class Stopping(SqliteStore):
         self.at = at
         self.victim = asyncio.current_task()
 
-    def append(self, record: AnyRecord) -> None:
-        """Add a record; perhaps it was the last."""
-        super().append(record)
-        self._stop_at(record)
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        """Add records; perhaps one was the last."""
+        super().extend(records)
+        for record in records:
+            self._stop_at(record)
 
     def save(self, number: int, state: State) -> None:
         """Keep a state; perhaps it was the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -122,10 +123,10 @@ def test_what_is_not_of_this_run_is_not_taken():
     async def play() -> list[tuple[str, int]]:
         kept: list[CostSettled] = []
 
-        async def append(record: CostSettled) -> None:
-            kept.append(record)
+        async def extend(batch: Sequence[CostSettled]) -> None:
+            kept.extend(batch)
 
-        costs = Costs("run", 3, append)
+        costs = Costs("run", 3, extend)
         costs.recall([CostSettled(round=2, device="a", cost=COST)])
         for device, number, run in (
             *(("a", 1, "run"), ("a", 2, "run"), ("a", 3, "other"), ("a", 8, "run"), ("a", -5, "run")),
@@ -206,11 +207,11 @@ def test_a_round_made_void_has_not_its_first_costs():
     first = [CostSettled(round=number, device="one", cost=COST) for number in (1, 2)]
     again = msgspec.structs.replace(COST, upload_s=9.0)
 
-    async def append(record: CostSettled) -> None:
-        noted.append(record)
+    async def extend(batch: Sequence[CostSettled]) -> None:
+        noted.extend(batch)
 
     async def story() -> None:
-        costs = Costs(RUN, 3, append)
+        costs = Costs(RUN, 3, extend)
         costs.recall([*first, Rewound(round=1, cause="lost")])
         for number, cost in ((2, COST), (1, again), (2, again)):
             costs.hear(report("one", number, cost=cost))

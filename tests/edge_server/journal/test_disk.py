@@ -122,7 +122,7 @@ def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
             if opens:
                 disk.fill()
             else:
-                here.store.append = refusing(disk, here.store)
+                here.store.extend = refusing(disk, here.store)
             one, two = await here.device("one"), await here.device("two")
             if opens:
                 await asyncio.sleep(100)
@@ -147,14 +147,14 @@ def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
 
 
 def refusing(disk, store: SqliteStore):
-    """Return an `append` that fills the disk once the second update of a round is recorded."""
-    append, came = store.append, []
+    """Return an `extend` that fills the disk once the second update of a round is recorded."""
+    extend, came = store.extend, []
 
-    def after(record) -> None:
-        append(record)
-        came.extend([record] * isinstance(record, UpdateAccepted))
+    def after(records) -> None:
+        extend(records)
+        came.extend(record for record in records if isinstance(record, UpdateAccepted))
         if len(came) == 2:
-            store.append = append
+            store.extend = extend
             disk.fill()
 
     return after

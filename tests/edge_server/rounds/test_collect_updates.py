@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from edge_server.journal.records import RoundClosed, UpdateAccepted
+from shared.errors import Unrecordable
 from shared.protocol.messages import BLOCK_BYTES, Ack, Transfer, Want
 from shared.transfer import frames
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual
@@ -302,3 +303,36 @@ def test_a_device_that_is_back_is_asked_at_once_for_what_was_under_way(tmp_path,
             return asked_s
 
     assert virtual(play()) == pytest.approx(0.0 if session == 2 else 10.0, abs=0.5)
+
+
+def test_an_update_that_cannot_be_recorded_is_refused_without_those_of_its_transaction(tmp_path):
+    devices = [f"device-{index}" for index in range(12)]
+
+    async def play() -> tuple[list[int], dict[str, str], RoundClosed]:
+        async with site(tmp_path, rounds=1, cohort=f"min_devices = {len(devices)}") as here:
+            sizes, extend = list[int](), here.store.extend
+
+            def refuse_device_5(records) -> None:
+                updates = [record.device for record in records if isinstance(record, UpdateAccepted)]
+                if updates:
+                    sizes.append(len(updates))
+                if devices[5] in updates:
+                    raise Unrecordable("UpdateAccepted cannot be recorded")
+                extend(records)
+
+            async def wait_for_disk(function, /, *args, **kwargs):
+                await asyncio.sleep(0.02)
+                return function(*args, **kwargs)
+
+            here.store.extend, here.server.worker = refuse_device_5, wait_for_disk
+            puppets = [await here.device(name) for name in devices]
+            tree = moved(here.plan, 0.5)
+            acks = await asyncio.gather(*[puppet.answer(await puppet.task(), tree) for puppet in puppets])
+            [closed] = (await here.ended())[1]
+            return sizes, {ack.device: ack.verdict for ack in acks}, closed
+
+    sizes, verdicts, closed = virtual(play())
+    assert verdicts == dict.fromkeys(devices, "accepted") | {devices[5]: "refused"}
+    assert closed.arrived == tuple(sorted({*devices} - {devices[5]}))
+    assert closed.refused == {"unrecordable": 1}
+    assert sizes == [12] + 12 * [1]
