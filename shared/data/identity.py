@@ -24,7 +24,9 @@ def hash_texts(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 def hash_contents(inputs: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Hash the values of each example, uint64 of shape (N,)."""
-    return np.fromiter((xxhash.xxh3_64_intdigest(row.tobytes()) for row in inputs), dtype=np.uint64, count=len(inputs))
+    rows = np.ascontiguousarray(inputs).reshape(len(inputs), -1)
+    contents = rows.view(f"V{rows.itemsize * rows.shape[1]}").reshape(-1)
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, contents), dtype=np.uint64, count=len(inputs))
 
 
 def is_held_out(identities: NDArray[np.uint64], share: float, seed: int) -> NDArray[np.bool_]:

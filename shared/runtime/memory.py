@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 from contextlib import suppress
@@ -20,6 +21,7 @@ _RESIDENT, _DATA = 1, 5
 """Columns of statm."""
 
 
+@functools.cache  # asked before every allocation
 def default_limit() -> int:
     """Return the default memory limit of a process in bytes: four fifths of the board's or the control group's."""
     return int(SHARE * min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_group_limits()]))

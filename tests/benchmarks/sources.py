@@ -25,7 +25,7 @@ from shared.data.sources.mel import fft_size, filterbank
 from shared.data.sources.read import read_part
 from shared.data.spec import Data
 
-TURNS = 7
+TURNS, QUICK_TURNS = 7, 3  # the first one imports libraries
 ROWS, COLUMNS, FILES = 100_000, 10, 400
 QUICK_SHARE = 20
 LARGER = 5
@@ -40,7 +40,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = [*_tables(folder, rows), *_pictures(folder, files), *_sounds(folder, files)]
-        return [_compare(what, ours, theirs, 1 if quick else TURNS) for what, ours, theirs in pairs]
+        return [_compare(what, ours, theirs, QUICK_TURNS if quick else TURNS) for what, ours, theirs in pairs]
 
 
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
@@ -72,6 +72,22 @@ def _tables(folder: Path, rows: int) -> Iterator[Pair]:
     by_numpy = lambda: np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float32)  # noqa: E731 - one expression
     yield "csv with classes, by numpy.loadtxt", _read("csv", path), by_numpy
     yield "csv with a target, by numpy.loadtxt", _read("csv", path, target_columns=("label",)), by_numpy
+    growing = _read("csv", path, target_columns=("label",), growing=True)
+    yield "growing csv with a target, by numpy.loadtxt", growing, by_numpy
+
+    gaps, commas, lines = folder / "gaps.csv", folder / "commas.csv", path.read_text().splitlines()
+    lines[50::50] = [line.replace(line.split(",")[3], "", 1) for line in lines[50::50]]
+    gaps.write_text("\n".join(lines))
+    by_genfromtxt = lambda: np.genfromtxt(gaps, delimiter=",", skip_header=1, dtype=np.float32)  # noqa: E731 - as above
+    yield "csv with missing numbers, by numpy.genfromtxt", _read("csv", gaps, drop_missing=("", "NA")), by_genfromtxt
+    commas.write_text(path.read_text().replace(",", ";").replace(".", ","))
+
+    def replace_commas() -> object:
+        points = commas.read_text().replace(",", ".").splitlines()
+        return np.loadtxt(points, delimiter=";", skiprows=1, dtype=np.float32)
+
+    decimal = _read("csv", commas, target_columns=("label",), separator=";", decimal=",")
+    yield "csv with decimal commas and a target, by numpy.loadtxt", decimal, replace_commas
 
     archive = folder / "a.npz"
     np.savez(archive, x=np.tile(values, (LARGER, 1)), y=np.tile(labels, LARGER))

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -36,10 +35,11 @@ _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 """Python's float would accept more: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
 """Numbers between two checks of the available memory."""
-WHOLE_BYTES = 1 << 25
-"""Size up to which numpy reads a file itself."""
 BLOCK_BYTES = 1 << 18
 """Size of a block that numpy parses at once; its lines stay in a processor's cache."""
+_VISIBLE = np.uint8(ord("!")), np.uint8(ord("~"))
+"""First and last ASCII character that is not blank."""
+_EXCHANGED = str.maketrans(",.", ".,")
 SHORT_CHARS, TIME_CHARS = 12, 33
 """Characters of a name or a time, and one, that numpy reads; columns with a longer cell are split in Python."""
 TEXT_BYTES = 64
@@ -87,6 +87,16 @@ class _Plain:
     def separator(self) -> str:
         return self.spec.separator or ","
 
+    @property
+    def missing(self) -> set[str]:
+        return set(map(self.write_points, self.spec.drop_missing or ()))
+
+    def write_points(self, text: str) -> str:
+        """Exchange decimal commas and points, which numpy reads; a number with a point is then invalid."""
+        if self.spec.decimal != ",":
+            return text
+        return text.translate(_EXCHANGED) if "." in text else text.replace(",", ".")
+
     def chars(self, at: int) -> int:
         """Return the characters that numpy reads of a text column."""
         return TIME_CHARS if at == self.columns.time else SHORT_CHARS
@@ -106,38 +116,9 @@ def _read_plain(path: Path, spec: Data, most: int | None) -> TableRows | None:
     line, header = next(read_lines(path, spec))
     plain = _Plain(path, spec, find_columns(header, path, spec), len(header))
     try:
-        is_whole = most is None and not (spec.drop_missing or spec.growing or spec.decimal)
-        return (_read_at_once(plain, line) if is_whole else None) or _read_blocks(plain, line, most)
+        return _read_blocks(plain, line, most)
     except (ValueError, OSError):
         return None
-
-
-def _read_at_once(plain: _Plain, header_line: int) -> TableRows | None:
-    """Let numpy read a small file; None if it is large, or has blank lines, other line ends, or long names.
-
-    Raises:
-        ValueError: As `_parse`.
-        OSError: The file cannot be read.
-    """
-    if plain.path.stat().st_size > WHOLE_BYTES:
-        return None
-    data = plain.path.read_bytes()
-    if any(mark in data for mark in (b'"', b"\0", b"\r")):
-        return None
-    count = data.count(b"\n") + (data[-1:] != b"\n") - header_line
-    del data
-    rows, done = _parse(str(plain.path), plain, skiprows=header_line), _Block()
-    if len(rows) != count:  # blank lines
-        return None
-    for at in plain.columns.texts:
-        cells = rows[str(at)].tolist()
-        if max(map(len, set(cells)), default=0) >= plain.chars(at):
-            return None
-        done.texts.append(_strip(cells))
-    require_room(2 * rows.nbytes, plain.path)
-    done.numbers.append(_take_numbers(rows, plain))
-    done.lines.append(np.arange(len(rows)) + header_line + 1)
-    return _join(done, plain.columns, None)
 
 
 def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows:
@@ -147,25 +128,29 @@ def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows
         ValueError: A line is not plain or invalid, or the file is not UTF-8.
         OSError: The file cannot be read.
     """
-    done, columns = _Block(texts=[[] for _ in plain.columns.texts]), plain.columns
-    number, count, width = 0, 0, max(1, len(columns.features))
-    for text in _split_blocks(plain.path, drops_unfinished=bool(plain.spec.growing)):
+    columns = plain.columns
+    done, number, count, checked = _Block(texts=[[] for _ in columns.texts]), 0, 0, 0
+    width = max(1, len(columns.features))
+    for block in _split_blocks(plain.path, drops_unfinished=bool(plain.spec.growing)):
+        text = plain.write_points(block)
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
         begin, number = number, number + len(lines)
-        if begin < header_line:
-            lines = lines[header_line - begin :]
-        numbers = np.arange(number - len(lines), number) + 1
-        if plain.spec.drop_missing or "" in lines:
-            is_row = [bool(line) and not _lacks_number(line, plain) for line in lines]
-            lines, numbers = list(compress(lines, is_row)), numbers[np.array(is_row, dtype=np.bool_)]
-        if not lines:
+        is_row = np.ones(len(lines), dtype=np.bool_)
+        is_row[: max(0, header_line - begin)] = False
+        if plain.spec.drop_missing and lines:
+            is_row[_find_incomplete(text, lines, plain)] = False
+        if not is_row.all():
+            lines = list(compress(lines, is_row.tolist()))
+        if not any(lines):
             continue
+        done.lines.append(np.flatnonzero(is_row) + begin + 1)
         _parse_block(lines, plain, done)
-        done.lines.append(numbers)
-        count += len(lines)
-        require_room(4 * count * len(columns.numbers) * 2 + TEXT_BYTES * count * len(columns.texts), plain.path)
+        count += len(done.lines[-1])
+        if count * width >= checked:
+            require_room(4 * count * len(columns.numbers) * 2 + TEXT_BYTES * count * len(columns.texts), plain.path)
+            checked = count * width + CHECKED_EVERY
         if most is not None and count * width >= most:
             break
     return _join(done, columns, None if most is None else -(-most // width))
@@ -191,28 +176,58 @@ def _split_blocks(path: Path, *, drops_unfinished: bool) -> Iterator[str]:
             yield block.decode()
 
 
+def _find_incomplete(text: str, lines: Sequence[str], plain: _Plain) -> list[int]:
+    """Find the lines that lack a number, by `drop_missing`; only lines in which a search finds the cell are split.
+
+    Raises:
+        ValueError: A line has another number of cells, or the separator is not ASCII.
+    """
+    codes, missing = np.frombuffer(f"\n{text}\n".encode(), dtype=np.uint8), plain.missing
+    (separator_code,) = plain.separator.encode("ascii")
+    is_edge = (codes - _VISIBLE[0] > _VISIBLE[1] - _VISIBLE[0]) | (codes == separator_code)
+    found = np.zeros(len(codes), dtype=np.bool_)
+    for pattern in map(str.encode, missing):
+        count = max(0, len(codes) - len(pattern) - 1)
+        is_match = is_edge[:count] & is_edge[len(codes) - count :]
+        for place, code in enumerate(pattern, 1):
+            is_match &= codes[place : place + count] == code
+        found[:count] |= is_match
+    ends = np.flatnonzero(codes == ord("\n"))
+    candidates = np.unique(np.searchsorted(ends, np.flatnonzero(found), side="right") - 1).tolist()
+    separator, numbers = plain.separator, plain.columns.numbers
+    incomplete = list[int]()
+    for at in candidates:
+        if at < len(lines) and lines[at]:
+            cells = lines[at].split(separator)
+            if len(cells) != plain.width:
+                raise ValueError("rows differ in their number of cells")
+            if any(cells[place].strip() in missing for place in numbers):
+                incomplete.append(at)
+    return incomplete
+
+
 def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
-    """Parse lines and add them.
+    """Parse lines and add them; their numbers were added before.
 
     Raises:
         ValueError: A line is invalid, or a cell of text is empty.
     """
-    original = lines
-    if plain.spec.decimal == ",":
-        lines = [line.replace(",", ".") for line in lines]
     rows = _parse(lines, plain)
+    if len(rows) < len(lines):  # numpy leaves out blank ones
+        done.lines[-1] = done.lines[-1][[bool(line) for line in lines]]
+        lines = list(filter(None, lines))
     if len(rows) != len(lines):
-        raise ValueError("a blank line")
+        raise ValueError("numpy left out a line")
     done.numbers.append(_take_numbers(rows, plain))
     for at, column in zip(plain.columns.texts, done.texts, strict=True):
         cells = rows[str(at)].tolist()
-        if original is not lines or max(map(len, set(cells))) >= plain.chars(at):  # perhaps cut
-            cells = [line.split(plain.separator)[at] for line in original]
-        column.extend(_strip(cells))
+        if max(map(len, set(cells))) >= plain.chars(at):  # perhaps cut
+            cells = [line.split(plain.separator)[at] for line in lines]
+        column.extend(_strip(cells, plain))
 
 
-def _parse(source: str | list[str], plain: _Plain, skiprows: int = 0) -> NDArray[Any]:
-    """Parse a file or lines to one record a line; numpy requires as many cells in each as the record has fields.
+def _parse(lines: list[str], plain: _Plain) -> NDArray[Any]:
+    """Parse lines to one record a line; numpy requires as many cells in each as the record has fields.
 
     Raises:
         ValueError: A line has another number of cells, or a cell is not a number.
@@ -220,11 +235,7 @@ def _parse(source: str | list[str], plain: _Plain, skiprows: int = 0) -> NDArray
     texts = {at: f"U{plain.chars(at)}" for at in plain.columns.texts}
     kinds = texts | dict.fromkeys(plain.columns.numbers, "f4")
     fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about a file without rows, which is refused later
-        return np.loadtxt(
-            source, fields, comments=None, delimiter=plain.separator, skiprows=skiprows, ndmin=1, encoding="utf-8-sig"
-        )
+    return np.loadtxt(lines, fields, comments=None, delimiter=plain.separator, ndmin=1)
 
 
 def _take_numbers(rows: NDArray[Any], plain: _Plain) -> NDArray[np.float32]:
@@ -241,42 +252,27 @@ def _take_numbers(rows: NDArray[Any], plain: _Plain) -> NDArray[np.float32]:
     return numbers
 
 
-def _strip(cells: list[str]) -> list[str]:
-    """Return cells without blanks around them.
+def _strip(cells: list[str], plain: _Plain) -> list[str]:
+    """Return cells without blanks around them, and with commas and points as in the file.
 
     Raises:
         ValueError: One is empty.
     """
-    distinct = set(cells)
-    if any(cell != cell.strip() for cell in distinct):
-        cells = [cell.strip() for cell in cells]
-        distinct = set(cells)
-    if "" in distinct:
+    names = {cell: plain.write_points(cell.strip()) for cell in set(cells)}
+    if "" in names.values():
         raise ValueError("an empty cell")
-    return cells
-
-
-def _lacks_number(line: str, plain: _Plain) -> bool:
-    """Check whether a cell of a feature or target stands for a missing number."""
-    missing, separator = plain.spec.drop_missing or (), plain.separator
-    if not any(cell in line for cell in missing if cell) and "" not in missing:
-        return False
-    cells = line.split(separator)
-    if len(cells) != plain.width:
-        raise ValueError("rows differ in their number of cells")
-    return any(cells[at].strip() in missing for at in plain.columns.numbers)
+    return cells if all(cell == name for cell, name in names.items()) else [names[cell] for cell in cells]
 
 
 def _join(block: _Block, columns: Columns, most: int | None) -> TableRows:
-    shape = (0, len(columns.numbers))
-    numbers = np.concatenate([np.empty(shape, dtype=np.float32), *block.numbers])[:most]
+    width, parts = len(columns.features), [np.empty((0, len(columns.numbers)), dtype=np.float32), *block.numbers]
     texts: dict[int | None, list[str]] = dict(
         zip(columns.texts, (column[:most] for column in block.texts), strict=True)
     )
     labels, clients, times = (texts.get(at, []) for at in (columns.label, columns.client, columns.time))
     return TableRows(
-        np.ascontiguousarray(numbers[:, : len(columns.features)]),
-        np.ascontiguousarray(numbers[:, len(columns.features) :]),
+        np.concatenate([part[:, :width] for part in parts])[:most],
+        np.concatenate([part[:, width:] for part in parts])[:most],
         labels,
         clients,
         times,
@@ -311,21 +307,26 @@ def _read_rows(path: Path, spec: Data, most: int | None) -> TableRows:
 
 
 def _parse_number(cell: str, path: Path, line: int, column: str, spec: Data) -> float:
-    text = cell.replace(",", ".") if spec.decimal == "," else cell
+    text = cell
+    if spec.decimal == ",":
+        text = "" if "." in cell else cell.replace(",", ".")
     try:
         value = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
         value = math.nan
     if abs(value) <= FLOAT32_MAX:  # false for NaN
         return value
-    what = "target column" if column in (spec.target_columns or ()) else "column"
-    remedy = "correct it, or leave the column out by skip_columns"
-    if what == "target column":
-        remedy = "correct it or target_columns; a class goes to label_column"
+    is_target = column in (spec.target_columns or ())
+    what, others = ("target column", "target_columns") if is_target else ("column", "skip_columns")
     if not cell:
         raise ConfigError(
             f'{path}: line {line}, {what} {column!r}: empty; fill it in, remove the line, or set drop_missing = [""]'
         )
-    if "," in cell and _NUMBER.fullmatch(cell.replace(",", ".", 1)):
+    remedy = f"correct it or {others}, or list it in drop_missing where it stands for a missing number"
+    if is_target:
+        remedy += "; a class goes to label_column"
+    if spec.decimal == "," and "." in cell:
+        remedy = 'decimal is ",": write it without points, or remove decimal'
+    elif "," in cell and _NUMBER.fullmatch(cell.replace(",", ".", 1)):
         remedy = 'write decimals with a point, or set decimal = ","'
-    raise ConfigError(f"{path}: line {line}, {what} {column!r}: {cell!r} is not a finite number; {remedy}")
+    raise ConfigError(f"{path}: line {line}, {what} {column!r}: {cell!r:.60} is not a finite number; {remedy}")

@@ -69,22 +69,28 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """
     path = Path(spec.path)
     try:
-        if not zipfile.is_zipfile(path):
-            raise ConfigError(f"{path}: is missing or not an .npz file; write one with numpy.savez_compressed")
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a bad file open
-            return _read(_File(arrays, path, spec), most)
+        with path.open("rb") as file, _open_archive(file, path) as arrays:
+            return _read(_File(arrays, path, spec, {}), most)
     except MemoryError as error:
         raise ConfigError(f"{path}: does not fit in this device's memory; give it a smaller file") from error
     except DAMAGE as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
 
 
+def _open_archive(file: IO[bytes], path: Path) -> NpzFile:
+    try:
+        return NpzFile(file, allow_pickle=False)
+    except zipfile.BadZipFile as error:
+        raise ConfigError(f"{path}: is not an .npz file; write one with numpy.savez_compressed") from error
+
+
 class _File(NamedTuple):
-    """An open file, its path, and the selection to read from it."""
+    """An open file, its path, the selection to read from it, and the headers of its arrays read so far."""
 
     arrays: NpzFile
     path: Path
     spec: Data
+    headers: dict[str, _Header]
 
 
 class _Header(NamedTuple):
@@ -180,8 +186,10 @@ def _check_header(file: _File, name: str, kinds: str, dimensions: int | None = N
     arrays, path = file.arrays, file.path
     if name not in arrays.files:
         raise ConfigError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays.files))}; correct the name")
-    with _open_array(arrays, name) as stream:
-        header = _read_header(stream, arrays, name, path)
+    if name not in file.headers:
+        with _open_array(arrays, name) as stream:
+            file.headers[name] = _read_header(stream, arrays, name, path)
+    header = file.headers[name]
     if header.dtype.hasobject:
         problem = f"{name} holds pickled objects, which are never loaded"
         raise ConfigError(f"{path}: {problem}; save it as {_KINDS[kinds]}, names by numpy.array(names, dtype=str)")

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -129,17 +130,26 @@ def _open_complete(path: Path) -> Iterator[Image]:
 
 def _open_picture(file: Path | io.BytesIO, path: Path) -> Image:
     """Open a picture without decoding it."""
-    try:
-        from PIL import Image  # noqa: PLC0415 - only this source needs it
-    except ImportError as error:
-        raise ConfigError(f"source folder needs Pillow, which is absent: {install_command('images')}") from error
+    library = _import_library()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `MAX_PIXELS` is the limit here; damaged metadata does no harm to pixels
-            return Image.open(file, formats=FORMATS)
-    except (*DAMAGE, Image.DecompressionBombError) as error:
+            picture: Image = library.open(file, formats=FORMATS)
+            return picture
+    except (*DAMAGE, library.DecompressionBombError) as error:
         cause = "it is empty" if path.exists() and not path.stat().st_size else error
         raise ConfigError(f"{path}: not a picture that Pillow can read ({cause}); replace or remove it") from error
+
+
+def _import_library() -> ModuleType:
+    """Import Pillow with the plugins of `FORMATS` alone; `Image.open` would import all of them otherwise."""
+    try:
+        from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401, PLC0415 - only this source needs it
+    except ImportError as error:
+        raise ConfigError(f"source folder needs Pillow, which is absent: {install_command('images')}") from error
+    Image.preinit()
+    library: ModuleType = Image
+    return library
 
 
 def _read_orientation(picture: Image) -> int:

@@ -154,25 +154,53 @@ def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("block", [1, 7, 40, 1 << 20, None])
+@pytest.mark.parametrize("block", [1, 7, 40, 1 << 20])
 def test_blocks_and_single_lines_read_the_same(path, monkeypatch, block, end):
     """Also where a block ends within a line, or a blank line is between two; quotes are read line by line."""
-    if block:  # None: the whole file at once
-        monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", 0)
-        monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
     rows = [f"{at},w{at % 3},{at * 7 % 13 / 8},{at % 2}{end * (1 + (at % 5 == 0))}" for at in range(50)]
-    keys = {"source": "csv", "path": str(path), "client_column": "who"}
-    path.write_text(f"a,who,b,label{end}{''.join(rows)}", newline="")
-    plain = load(Data(**keys))
-    path.write_text(f'a,"who",b,label{end}"0"{"".join(rows)[1:]}', newline="")
-    quoted = load(Data(**keys))
+    assert len(_read_plain_and_quoted(path, f"a,who,b,label{end}{''.join(rows)}", client_column="who")) == 50
+
+
+@pytest.mark.parametrize("block", [1, 9, 64, 1 << 20])
+def test_incomplete_lines_are_left_out_of_any_block(path, monkeypatch, block):
+    """Cells that only contain the mark of a missing number are complete, as are marks in columns of text."""
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
+    values = ["1", "", "NA", "-200", " -200 ", "-200.5", "-2001", "\u00a0-200", " ", "\t", "200"]
+    rows = [f"{a},{who},{b},0\n" for a in values for b in values for who in ("NA", "-200", "x")]
+    text = f"a,who,b,label\n{''.join(rows)}\n,x,,0"
+    examples = _read_plain_and_quoted(path, text, client_column="who", drop_missing=("", "NA", "-200"))
+    assert len(examples) == 3 * sum(value.strip() not in ("", "NA", "-200") for value in values) ** 2
+
+
+@pytest.mark.parametrize("block", [1, 9, 1 << 20])
+def test_decimal_commas_of_any_block(path, monkeypatch, block):
+    monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", block)
+    rows = [f"{at},5;w.{at % 3},{at % 2};-200,0;0\n-1,{at};v,.;3;1\n" for at in range(20)]
+    keys = {"client_column": "who", "decimal": ",", "separator": ";", "drop_missing": ("-200,0",)}
+    assert _read_plain_and_quoted(path, f"a;who;b;label\n{''.join(rows)}", **keys).clients == ("v,.",) * 20
+
+
+def _read_plain_and_quoted(path, text, **keys):
+    """Read a table by blocks and line by line; require the same examples."""
+    spec = Data(source="csv", path=str(path), **keys)
+    path.write_text(text, newline="")
+    plain = load(spec)
+    path.write_text(text.replace("who", '"who"', 1), newline="")
+    quoted = load(spec)
     assert (plain.inputs.tolist(), plain.labels.tolist()) == (quoted.inputs.tolist(), quoted.labels.tolist())
     assert plain.clients == quoted.clients
-    assert len(plain) == 50
+    return plain
+
+
+@pytest.mark.parametrize("cell", ["1.5", "1.234,5", "1.234"])
+def test_points_beside_decimal_commas_are_ambiguous(path, refused, cell):
+    path.write_text(f"day;a;label\n01.02.2026;1,5;0\n02.02.2026;{cell};0\n")
+    keys = {"separator": ";", "decimal": ",", "skip_columns": ("day",)}
+    assert names_all(refused(source="csv", path=str(path), **keys), path, "line 3", "'a'", repr(cell), "decimal")
 
 
 def test_a_fault_is_found_in_the_line_that_it_is_in(path, refused, monkeypatch):
-    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", 0)
     monkeypatch.setattr("shared.data.sources.csv.BLOCK_BYTES", 16)
     path.write_text("\n\na,label\n" + "1,2\n" * 20 + "\n\nx,2\n" + "1,2\n" * 20)
     assert names_all(refused(source="csv", path=str(path)), path, "line 26", "'a'", "'x'")
@@ -185,19 +213,15 @@ def test_a_line_that_is_being_written_is_left_for_later(path):
         assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("whole", [0, 1 << 20])
 @pytest.mark.parametrize("length", [11, 12, 13, 40])
-def test_long_names_are_not_cut(path, monkeypatch, length, whole):
-    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", whole)
+def test_long_names_are_not_cut(path, length):
     names = ["x" * length + end for end in "ab"]
     path.write_text(f"label,a,who\n{names[0]},1,{names[1]}\n{names[1]},2,{names[0]}\n")
     examples = load(Data(source="csv", path=str(path), client_column="who"))
     assert (examples.classes, examples.clients) == (tuple(names), (names[1], names[0]))
 
 
-@pytest.mark.parametrize("whole", [0, 1 << 20])
-def test_a_time_series_with_blank_lines_names_the_right_line(path, monkeypatch, refused, whole):
-    monkeypatch.setattr("shared.data.sources.csv.WHOLE_BYTES", whole)
+def test_a_time_series_with_blank_lines_names_the_right_line(path, refused):
     path.write_text("t,a,y\n1,1,1\n\n3,2,2\n2,3,3\n")
     message = refused(source="csv", path=str(path), target_columns=("y",), time_column="t")
     assert names_all(message, path, "line 5", "line 4", "'t'")
