@@ -63,7 +63,8 @@ def find_vague_definitions(tree: ast.Module) -> Iterator[Place]:
     for node in ast.walk(tree):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             name = node.name.strip("_")
-            if name.lower() in VAGUE or (isinstance(node, FUNCTIONS) and PARTICIPLE.fullmatch(name)):
+            is_participle = isinstance(node, FUNCTIONS) and PARTICIPLE.fullmatch(name) and node.name[:2] != "__"
+            if name.lower() in VAGUE or is_participle:
                 yield node.lineno, node.name
 
 

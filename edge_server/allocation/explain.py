@@ -8,7 +8,7 @@ them at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -74,7 +74,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceExplanation]
 
 
-def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explanation:
+def explain(records: Sequence[AnyRecord], number: int, only: str = "") -> Explanation:
     """Explain a round.
 
     Args:

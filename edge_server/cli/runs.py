@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.cli import folders
-from edge_server.journal.runs import StoredRun, all_runs, find_run, folders_of_runs, is_empty, summarise_run
+from edge_server.journal.runs import StoredRun, all_runs, find_run, folders_of_runs, is_empty, summarise_runs
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.command_line import add_command
@@ -65,7 +65,7 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    summaries = [summarise_run(run) for run in all_runs(options.data_dir)]
+    summaries = summarise_runs(options.data_dir)
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries), indent=1).decode() + "\n")
         return 0

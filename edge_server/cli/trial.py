@@ -29,7 +29,7 @@ from edge_server.trial.progress import Display
 from shared import registry
 from shared.errors import ConfigError
 
-FinishedRun = tuple[Path, list[AnyRecord]]
+FinishedRun = tuple[Path, Sequence[AnyRecord]]
 
 
 def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> list[FinishedRun]:
@@ -100,7 +100,7 @@ def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Call
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
 
-    async def go() -> list[AnyRecord]:
+    async def go() -> Sequence[AnyRecord]:
         cancelled_by_signals()
         return await serve(config, plan, name, Watcher(say, display.tell))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,7 @@ from edge_server.fleet.record_limiter import RecordLimiter
 from edge_server.fleet.report_changes import ObservedDevice, filter_report
 from edge_server.fleet.state import Fleet
 from edge_server.journal.claims import MAX_SOURCE
-from edge_server.journal.records import AnyRecord, Joined, Left
+from edge_server.journal.records import AnyRecord, Joined, Left, select
 from shared.errors import Unwritable
 from shared.protocol.messages import Report, Status
 from shared.runtime.clock import Clock
@@ -61,13 +61,13 @@ class Observer:
     pending: asyncio.Queue[AnyRecord] = field(default_factory=asyncio.Queue)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, records: Iterable[AnyRecord], fleet: Fleet) -> None:
+    def begin(self, records: Sequence[AnyRecord], fleet: Fleet) -> None:
         """Continue a journal with the current state of the fleet.
 
         The journal does not name the agent processes that an earlier server process saw, so after a restart of the
         server every device is recorded as `connected` again.
         """
-        for record in records:
+        for record in select(records, Joined, Left):
             if isinstance(record, Joined):
                 self._unheard.add(record.device)
             elif isinstance(record, Left):

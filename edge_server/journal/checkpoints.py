@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from edge_server.journal.compared import best_round, compared_metric, measured_rounds, server_value
 from edge_server.journal.compared_metric import ACCURACY
-from edge_server.journal.records import AnyRecord, Journal, Rewound, RoundClosed, RunOpened
+from edge_server.journal.records import AnyRecord, Journal, Rewound, RoundClosed, RunOpened, first, select
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, best_path, checkpoint_path
 from edge_server.journal.sqlite import SqliteJournal
 from shared.errors import CorruptFile
@@ -164,10 +164,10 @@ class SqliteStore(SqliteJournal):
         save(self.folder / FOLDER, number, state, durable=self.durable, origin=origin, best=best)
 
     def _recall(self, records: Sequence[AnyRecord]) -> None:
-        opening = next((record for record in records if isinstance(record, RunOpened)), None)
+        opening = first(records, RunOpened)
         self._run = opening.run if opening else ""
         self._keeps_best = opening is not None and opening.plan.evaluation.keep == "best"
-        self._rewinds = sum(isinstance(record, Rewound) for record in records)
+        self._rewinds = sum(1 for _ in select(records, Rewound))
         self._metric = compared_metric(records)
         self._best = best_round(measured_rounds(records), self._metric)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, closed_rounds
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, first, valid_records
 
 DEVICE_PREFIX = "eval_"
 """Prefix of metrics of held-out examples among those of a device's update."""
 
 
-def compared_metric(records: Iterable[AnyRecord]) -> ComparedMetric:
+def compared_metric(records: Sequence[AnyRecord]) -> ComparedMetric:
     """Return the metric by which the models of a run are compared."""
-    return next((record.compared or ACCURACY for record in records if isinstance(record, RunOpened)), ACCURACY)
+    opening = first(records, RunOpened)
+    return (opening.compared or ACCURACY) if opening else ACCURACY
 
 
 def server_value(closed: RoundClosed, metric: ComparedMetric) -> float | None:
@@ -33,11 +34,10 @@ def device_value(metrics: Mapping[str, float], metric: ComparedMetric) -> float 
     return metrics.get(f"{DEVICE_PREFIX}{metric.name}")
 
 
-def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:
+def measured_rounds(records: Sequence[AnyRecord]) -> list[tuple[float, int]]:
     """Return (compared metric on the server's test data, round) of each valid round that was evaluated."""
-    every = list(records)
-    metric = compared_metric(every)
-    measured = ((server_value(end, metric), end.round) for end in closed_rounds(every))
+    metric = compared_metric(records)
+    measured = ((server_value(end, metric), end.round) for end in valid_records(records, RoundClosed))
     return [(value, number) for value, number in measured if value is not None]
 
 

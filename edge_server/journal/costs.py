@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.journal.claims import doubted_figures, drop_figures, drop_implausible
-from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, drop_void
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    RunOpened,
+    UpdateAccepted,
+    closed_rounds,
+    drop_void,
+    select,
+    valid_records,
+)
 from shared.protocol.measurements import Cost, TaskCost
 from shared.protocol.messages import Report
 
@@ -38,14 +47,12 @@ class Costs:
     _heard: asyncio.Queue[CostSettled] = field(default_factory=asyncio.Queue)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def recall(self, records: Iterable[AnyRecord]) -> None:
+    def recall(self, records: Sequence[AnyRecord]) -> None:
         """Restore the state from a run's journal."""
-        all_records = list(records)
-        self._recorded = {record.device: record for record in all_records if isinstance(record, CostSettled)}
-        for record in drop_void(all_records):
-            if isinstance(record, CostSettled):
-                last = self._last(record.round)
-                last[record.device] = max(record.round, last.get(record.device, record.round))
+        self._recorded = {record.device: record for record in select(records, CostSettled)}
+        for record in valid_records(records, CostSettled):
+            last = self._last(record.round)
+            last[record.device] = max(record.round, last.get(record.device, record.round))
 
     def repeat(self, number: int) -> None:
         """Accept the costs of a repeated round again."""

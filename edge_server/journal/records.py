@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import msgspec
 
@@ -16,6 +16,7 @@ from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, PluginVersion, Update
 
+R = TypeVar("R")
 IMPLAUSIBLE_COST, SERVER_RESTARTED = "implausible-cost", "server-restarted"
 """Reasons of notes."""
 
@@ -366,36 +367,85 @@ class Journal(Protocol):
         """Add all records or, raising Unwritable, none."""
         ...
 
-    def records(self, after: int = 0) -> list[AnyRecord]:
-        """Return the records in order without the first `after`."""
+    def records(self, after: int = 0) -> Sequence[AnyRecord]:
+        """Return the records so far in order without the first `after`; each iteration reads them again."""
         ...
 
 
-def drop_void(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+@runtime_checkable
+class Enumerable(Protocol):
+    """Records that are read by type, such as those of a journal on disk."""
+
+    def enumerate_records(self, *kinds: type[AnyRecord]) -> Iterator[tuple[int, AnyRecord]]:
+        """Yield the records of some types, or all, with their numbers from 1."""
+        ...
+
+
+def enumerate_records(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[tuple[int, R]]:
+    """Yield the records of some types, or all, with their numbers from 1; a journal on disk decodes no others."""
+    if isinstance(records, Enumerable):
+        return cast("Iterator[tuple[int, R]]", records.enumerate_records(*cast("tuple[type[AnyRecord], ...]", kinds)))
+    every = cast("Iterator[tuple[int, R]]", enumerate(records, 1))
+    return ((number, record) for number, record in every if not kinds or isinstance(record, kinds))
+
+
+def select(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[R]:
+    """Yield the records of some types."""
+    return (record for _, record in enumerate_records(records, *kinds))
+
+
+def first(records: Sequence[AnyRecord], kind: type[R]) -> R | None:
+    """Return the first record of a type; None if there is none."""
+    return next(select(records, kind), None)
+
+
+def valid_records(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[R]:
+    """Yield the records of some types, or all, without those that a later `Rewound` made void."""
+    return (record for _, record in enumerate_valid(records, *kinds))
+
+
+def enumerate_valid(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[tuple[int, R]]:
+    """Yield the same records with their numbers from 1."""
+    opening = first(records, RunOpened)
+    rewinds = _void_limits(records)
+    for number, record in enumerate_records(records, *kinds):
+        while rewinds and rewinds[-1][0] <= number:
+            rewinds.pop()
+        if not rewinds or not _is_void(record, rewinds[-1], opening.plan.rounds if opening else None):
+            yield number, record
+
+
+def _void_limits(records: Sequence[AnyRecord]) -> list[tuple[int, int, int]]:
+    """Return, for each rewind, the latest first: its number, and from which round it and later ones make void.
+
+    Returns:
+        The last figure is that of the openings of rounds, which a reopened round keeps.
+    """
+    limits = list[tuple[int, int, int]]()
+    for number, rewound in reversed(list(enumerate_records(records, Rewound))):
+        first_round, first_opening = rewound.round, rewound.round + rewound.reopened
+        if limits:
+            first_round, first_opening = min(first_round, limits[-1][1]), min(first_opening, limits[-1][2])
+        limits.append((number, first_round, first_opening))
+    return limits
+
+
+def drop_void(records: Sequence[AnyRecord]) -> list[AnyRecord]:
     """Return the records without those that a later `Rewound` made void."""
-    valid_records: list[AnyRecord] = []
-    last = None
-    for record in records:
-        if isinstance(record, RunOpened):
-            last = record.plan.rounds
-        if isinstance(record, Rewound):
-            valid_records = [earlier for earlier in valid_records if not _is_void(earlier, record, last)]
-        valid_records.append(record)
-    return valid_records
+    return list(valid_records(records))
 
 
-def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
+def _is_void(record: object, limit: tuple[int, int, int], last: int | None) -> bool:
+    _, first_round, first_opening = limit
     if isinstance(record, Evaluated):
-        return record.round is not None and record.round >= rewound.round
+        return record.round is not None and record.round >= first_round
     if not isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed):
         return False
-    is_kept = rewound.reopened and isinstance(record, RoundOpened) and record.round == rewound.round
-    number = record.round
-    if last is not None and number > last + 1:  # of the evaluation after an earlier round; see EvaluationPlan.number
-        number -= last + 1
-    return number >= rewound.round and not is_kept
+    if last is not None and record.round > last + 1:  # of the evaluation after a round; see EvaluationPlan.number
+        return record.round - (last + 1) >= first_round
+    return record.round >= (first_opening if isinstance(record, RoundOpened) else first_round)
 
 
-def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
+def closed_rounds(records: Sequence[AnyRecord]) -> list[RoundClosed]:
     """Return the ends of valid rounds, in order."""
-    return [record for record in drop_void(records) if isinstance(record, RoundClosed)]
+    return list(valid_records(records, RoundClosed))

@@ -7,8 +7,11 @@ import platform
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -19,13 +22,15 @@ from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
     Measured,
+    RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
-    closed_rounds,
-    drop_void,
+    first,
+    select,
+    valid_records,
 )
-from edge_server.journal.sqlite import JOURNAL, last_record, read_records, salvageable_records
+from edge_server.journal.sqlite import JOURNAL, last_record, open_records, readable_records
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
 from edge_server.plan.sites import round_name
@@ -86,25 +91,25 @@ class StoredRun:
     """A run's folder and its journal."""
 
     folder: Path
-    records: list[AnyRecord]
+    records: Sequence[AnyRecord]
 
-    @property
+    @cached_property
     def opened(self) -> RunOpened | None:
         """The record of its beginning."""
-        return next((record for record in self.records if isinstance(record, RunOpened)), None)
+        return first(self.records, RunOpened)
 
-    @property
+    @cached_property
     def closed(self) -> RunClosed | None:
         """The record of its end; None before."""
-        return next((record for record in self.records if isinstance(record, RunClosed)), None)
+        return first(self.records, RunClosed)
 
 
-def make_round_namer(records: Iterable[AnyRecord]) -> Callable[[int], str]:
+def make_round_namer(records: Sequence[AnyRecord]) -> Callable[[int], str]:
     """Return a function from round numbers to displayed names: `global.edge` in a plan with sites, else the number."""
-    plan = next((record.plan for record in records if isinstance(record, RunOpened)), None)
-    if plan is None or not plan.sites:
+    opening = first(records, RunOpened)
+    if opening is None or not opening.plan.sites:
         return str
-    rounds, edge_rounds = plan.rounds, plan.sites.edge_rounds
+    rounds, edge_rounds = opening.plan.rounds, opening.plan.sites.edge_rounds
     return lambda number: round_name(number, edge_rounds) if 1 <= number <= rounds else str(number)
 
 
@@ -183,7 +188,7 @@ def is_empty(folder: Path) -> bool:
     if not _holds_run(folder):
         return True
     try:
-        return not read_records(folder)
+        return not open_records(folder, verify=False)
     except CorruptFile:
         return False
 
@@ -196,8 +201,19 @@ def find_run(data_dir: Path, run: str) -> StoredRun:
     """
     folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _resolve_prefix(data_dir, run)
     check_data_folder(folder.parent)
+    with explain_damage():
+        return StoredRun(folder, open_records(folder))
+
+
+@contextmanager
+def explain_damage() -> Iterator[None]:
+    """Add to the error of a damaged journal what to do.
+
+    Raises:
+        ConfigError: Its journal is damaged.
+    """
     try:
-        return StoredRun(folder, read_records(folder))
+        yield
     except CorruptFile as error:
         raise ConfigError(
             f"{error}; restore the file from a copy, or resume the run from its intact records"
@@ -278,14 +294,30 @@ def folders_of_runs(data_dir: Path) -> list[Path]:
 
 
 def all_runs(data_dir: Path) -> list[StoredRun]:
-    """Return every readable run, newest first; unreadable ones are logged and skipped."""
+    """Return every run, newest first, its beginning and end read; unreadable ones are logged and skipped."""
     runs = []
     for folder in folders_of_runs(data_dir):
         try:
-            runs.append(find_run(data_dir, str(folder.relative_to(data_dir))))
+            check_data_folder(folder.parent)
+            with explain_damage():
+                run = StoredRun(folder, open_records(folder, verify=False))
+                _ = run.opened, run.closed
+            runs.append(run)
         except ConfigError as error:
             log.warning("%s", error)
     return sorted(runs, key=start_order_key(data_dir), reverse=True)
+
+
+def summarise_runs(data_dir: Path) -> list[RunSummary]:
+    """Return one line about every run, newest first; unreadable ones are logged and skipped."""
+    summaries = []
+    for run in all_runs(data_dir):
+        try:
+            with explain_damage():
+                summaries.append(summarise_run(run))
+        except ConfigError as error:
+            log.warning("%s", error)
+    return summaries
 
 
 def _begun_utc_s(run: StoredRun) -> float:
@@ -342,7 +374,7 @@ def _require_records(data_dir: Path, plan: Plan) -> None:
     """Refuse to begin a plan again beside one of its runs whose journal is lost; see `require_journal`."""
     named = re.compile(re.escape(plan.name[:32]) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
     for path in data_dir.glob(f"*/{FOLDER}"):
-        if named.fullmatch(path.parent.name) and not salvageable_records(path.parent / JOURNAL):
+        if named.fullmatch(path.parent.name) and not readable_records(path.parent):
             require_journal(path.parent)
 
 
@@ -353,16 +385,12 @@ def is_local(folder: Path) -> bool:
 
 def _runs_with_devices(data_dir: Path) -> list[StoredRun]:
     folders = [folder for folder in folders_of_runs(data_dir) if not is_local(folder)]
-    return [StoredRun(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
+    return [StoredRun(folder, readable_records(folder)) for folder in folders]
 
 
 def has_rounds(folder: Path) -> bool:
     """Return True if a round was ever opened, or the journal cannot be read."""
-    try:
-        records = salvageable_records(folder / JOURNAL)
-    except (CorruptFile, ConfigError):
-        return True
-    return any(isinstance(record, RoundOpened | Measured) for record in records)
+    return any(select(readable_records(folder), RoundOpened, Measured))
 
 
 def find_unfinished(data_dir: Path, plan: Plan, besides: Collection[str] = ()) -> str | None:
@@ -418,7 +446,7 @@ def find_ended_run(data_dir: Path, plan: Plan, name: str) -> StoredRun | None:
     Args:
         name: Of the run; empty for any.
     """
-    named = [StoredRun(data_dir / name, salvageable_records(data_dir / name / JOURNAL))] if name else None
+    named = [StoredRun(data_dir / name, readable_records(data_dir / name))] if name else None
     runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
@@ -427,30 +455,30 @@ def find_ended_run(data_dir: Path, plan: Plan, name: str) -> StoredRun | None:
 
 def summarise_run(run: StoredRun) -> RunSummary:
     """Return one line about a run; its figure is of the last evaluation, of personal models if there are any."""
-    closed, opening, metric = closed_rounds(run.records), run.opened, compared_metric(run.records)
-    on_devices = [record for record in drop_void(run.records) if isinstance(record, Evaluated)]
-    of_personal = [devices_value(record, metric) for record in on_devices if record.personal]
-    shared = [server_value(record, metric) for record in closed]
-    besides = [devices_value(record, metric) for record in closed]
-    besides += [devices_value(record, metric) for record in on_devices]
-    measured = next((kind for kind in map(_drop_none, (of_personal, shared, besides)) if kind), [])
-    last = measured[-1] if measured else None
+    opening, metric, rounds = run.opened, compared_metric(run.records), 0
+    last: dict[str, float | None] = {}
+    for record in valid_records(run.records, RoundClosed, Evaluated):
+        values: dict[str, float | None] = {}
+        if isinstance(record, RoundClosed):
+            rounds += 1
+            values = {"server": server_value(record, metric), "rounds": devices_value(record, metric)}
+        elif isinstance(record, Evaluated):
+            value = devices_value(record, metric)
+            values = {"devices": value, "personal": value if record.personal else None}
+        last |= {name: value for name, value in values.items() if value is not None}
+    value = next((last[name] for name in ("personal", "server", "devices", "rounds") if name in last), None)
     return RunSummary(
         run=opening.run if opening else run.folder.name,
         plan=opening.plan.name if opening else "",
         algorithm=opening.plan.algorithm.name if opening else "",
         started=opening.started if opening else "",
-        rounds=len(closed),
+        rounds=rounds,
         of=opening.plan.rounds if opening else 0,
-        accuracy=last if metric == ACCURACY else None,
+        accuracy=value if metric == ACCURACY else None,
         outcome=outcome_of(run),
         metric=msgspec.UNSET if metric == ACCURACY else metric.name,
-        value=msgspec.UNSET if metric == ACCURACY else last,
+        value=msgspec.UNSET if metric == ACCURACY else value,
     )
-
-
-def _drop_none(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def outcome_of(run: StoredRun) -> str:
@@ -462,9 +490,11 @@ def outcome_of(run: StoredRun) -> str:
         return "empty"
     if run.closed is None:
         return "running" if is_held(run.folder, unknown=True) else "dead"
-    closed = closed_rounds(run.records)
-    is_missed = run.closed.outcome == "finished" and closed and all(end.outcome == "missed" for end in closed)
-    return "missed" if is_missed else run.closed.outcome
+    if run.closed.outcome != "finished":
+        return run.closed.outcome
+    ends = valid_records(run.records, RoundClosed)
+    is_missed = (end := next(ends, None)) and all(end.outcome == "missed" for end in chain([end], ends))
+    return "missed" if is_missed else "finished"
 
 
 def read_versions() -> dict[str, str]:

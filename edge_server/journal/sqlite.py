@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeVar
 
 import msgspec
-import xxhash
 
 from edge_server.journal.disk import RETRY_S, file_identity, read_only_uri, translate_sql_errors
 from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
-from edge_server.plan.removed_keys import without_removed_keys
+from edge_server.journal.stream import INDEX, RecordStream, Row, row_mark
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 
@@ -30,11 +31,12 @@ TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
 TABLE_SQL = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
 INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
-SELECT = "SELECT CAST(body AS BLOB), mark FROM records WHERE rowid >= ? ORDER BY rowid"
+COUNT = "SELECT ifnull(max(rowid), 0) FROM records"
+HAS_INDEX = "SELECT count(*) FROM sqlite_master WHERE sql = ?"  # not one that damage has changed
+CHECK = "PRAGMA integrity_check(1)"  # of the pages, and that the index has every rare record
 LAST = "SELECT mark FROM records ORDER BY rowid DESC LIMIT 1"
-LAST_BODY = "SELECT CAST(body AS BLOB) FROM records ORDER BY rowid DESC LIMIT 1"
 
-Row: TypeAlias = tuple[bytes, int]
+R = TypeVar("R")
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
@@ -53,20 +55,7 @@ def encode(record: AnyRecord) -> bytes:
     return encode_recordable(record, _encoder, _decoder)
 
 
-def _decode_body(body: bytes) -> AnyRecord:
-    """Decode a row; a plan of an earlier version may have keys that were removed since."""
-    return _decoder.decode(without_removed_keys(body) if b'"RunOpened"' in body else body)
-
-
-def row_mark(body: bytes, before: int) -> int:
-    """Return the mark of a row after a row with mark `before` (0 for the first): XXH3-64 without its last bit.
-
-    SQLite itself detects only structural damage of its pages; its integers are signed.
-    """
-    return xxhash.xxh3_64_intdigest(body, seed=before) >> 1
-
-
-def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
+def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[tuple[bytes, int]]:
     """Yield the rows of records that follow a row with mark `before`."""
     for record in records:
         body = encode(record)
@@ -74,40 +63,32 @@ def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
         yield body, before
 
 
-def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:
-    """Return the records of rows that follow a row with mark `before`.
+def intact_records(journal: Path) -> RecordStream:
+    """Return the records of a journal up to the damage, if there is any."""
 
-    Raises:
-        CorruptFile: A row was changed or is missing.
-    """
-    records = []
-    for body, mark in rows:
-        try:
-            records.append(_decode_body(body))
-            before = row_mark(body, before)
-        except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:  # TypeError: it is no text
-            raise CorruptFile(f"record {len(records) + 1}: {error}") from error
-        if mark != before:
-            raise CorruptFile(f"record {len(records)} or the one before it was changed")
-    return records
+    def fetch(sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+        with (
+            suppress(sqlite3.Error, UnicodeDecodeError),
+            closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
+        ):
+            if connection.execute(TABLE_SQL).fetchone() == (TABLE.encode(),):  # a view may never end
+                return _fetch(connection, sql, parameters, rows, size, until_error=True)
+        return []
 
-
-def intact_records(rows: Iterable[Row]) -> list[AnyRecord]:
-    """Return the records up to the first damaged row."""
-    records: list[AnyRecord] = []
-    before = 0
-    for row in rows:
-        try:
-            records += decode([row], before)
-        except CorruptFile:
-            break
-        before = row[1]
-    return records
+    # The index may be damaged too, and rows beyond a damaged one are not read.
+    every, until = RecordStream(journal, fetch, until=sys.maxsize, has_index=False), 0
+    with suppress(CorruptFile):
+        for until, _ in every.enumerate_records():  # noqa: B007
+            pass
+    return replace(every, until=until)
 
 
-def salvageable_records(journal: Path) -> list[AnyRecord]:
-    """Return the records of a journal up to the damage."""
-    return intact_records(_salvaged_rows(journal))
+def readable_records(folder: Path) -> RecordStream:
+    """Return the records of a run; of a damaged journal, those up to the damage."""
+    try:
+        return open_records(folder)
+    except CorruptFile:
+        return intact_records(folder / JOURNAL)
 
 
 def salvage(journal: Path, cause: Exception) -> None:
@@ -119,7 +100,7 @@ def salvage(journal: Path, cause: Exception) -> None:
     Raises:
         Unwritable: The disk is full.
     """
-    records = salvageable_records(journal)
+    records = intact_records(journal)
     with explain_disk_errors(journal):
         partial = _write_beside(journal, records)
         unused = unused_name(journal)
@@ -134,21 +115,13 @@ def salvage(journal: Path, cause: Exception) -> None:
     log.error("%s; set aside as %s, continuing from its %d intact records", cause, unused.name, len(records))
 
 
-def _salvaged_rows(journal: Path) -> Iterator[Row]:
-    with (
-        suppress(sqlite3.Error, UnicodeDecodeError),
-        closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
-    ):
-        if connection.execute(TABLE_SQL).fetchone() == (TABLE.encode(),):  # a view may never end
-            yield from connection.execute(SELECT, (0,))
-
-
 def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
     """Write a journal of records under a temporary name; return its path."""
     path = journal.with_name(f"{journal.name}.part")
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(SCHEMA)
+        connection.execute(INDEX)
         connection.executemany(INSERT, marked_rows(records, 0))
     return path
 
@@ -188,15 +161,18 @@ class SqliteJournal:
             with translate_sql_errors(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
+                self._connection.execute("BEGIN")
                 self._connection.execute(SCHEMA)
                 _require_table(path, self._connection.execute(TABLE_SQL).fetchone())
+                self._connection.execute(INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1))  # journals of 0.1 have none
+                self._connection.execute("COMMIT")
                 self._connection.execute("BEGIN")  # what can be read may not take another record
                 self._connection.execute(INSERT, (b"", 0))
                 self._connection.execute("ROLLBACK")
-                [[verdict]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
+                _check(path, self._connection)
+                self._has_index = _has_index(self._connection)
                 self._second.execute(TABLE_SQL).fetchone()  # opens the log, which may be deleted later
-            _require(path, is_intact=verdict == "ok", cause=verdict)
-            self.records()
+            self.records().verify()
             self._identity = file_identity(path)
         except BaseException:
             self._disconnect()
@@ -227,15 +203,9 @@ class SqliteJournal:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
             if self.durable and any(isinstance(record, RunOpened | RoundClosed | RunClosed) for record in records):
-                self._checkpoint = self._beside.submit(self._checkpoint_log, self._second)
+                self._checkpoint = self._beside.submit(_copy_log, self._second)
         if any(isinstance(record, RunOpened | RunClosed) for record in records):
             self.settle()
-
-    @staticmethod
-    def _checkpoint_log(connection: sqlite3.Connection) -> None:
-        """Copy the log into the database while others may write."""
-        with suppress(sqlite3.Error):  # the records are safe in the log; a full disk is told with the next one
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def settle(self) -> None:
         """Wait until the database file alone holds all records up to the last closed round."""
@@ -249,7 +219,7 @@ class SqliteJournal:
             return
         if identity:
             raise ConfigError(f"{path} was replaced by another file during its run; restart the server")
-        records = _decode(self.folder, self._connection.execute(SELECT, (0,)).fetchall())
+        records = self.records()
         with explain_disk_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = _write_beside(path, records)
@@ -262,17 +232,24 @@ class SqliteJournal:
         self._open()
         log.error("%s was deleted during its run; restored with all its %d records", path, len(records))
 
-    def records(self, after: int = 0) -> list[AnyRecord]:
-        with self._lock, translate_sql_errors(self.folder / JOURNAL):
-            rows = self._connection.execute(SELECT, (after,)).fetchall()
-        return _decode(self.folder, rows, after)
+    def records(self, after: int = 0) -> RecordStream:
+        """Return the records so far without the first `after`; they can be read even after the journal is closed."""
+        with self._lock, translate_sql_errors(self._path):
+            [[until]] = self._connection.execute(COUNT).fetchall()
+        return RecordStream(self._path, self._fetch, until, self._has_index, after)
+
+    def _fetch(self, sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+        with self._lock, translate_sql_errors(self._path), suppress(sqlite3.ProgrammingError):  # it is closed
+            return _fetch(self._connection, sql, parameters, rows, size)
+        return _read(self._path, lambda connection: _fetch(connection, sql, parameters, rows, size))
 
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
         path = self.folder / "journal.jsonl"
         with self._lock, translate_sql_errors(self._path):
-            rows = self._connection.execute(SELECT, (0,)).fetchall()
-        path.write_bytes(b"".join(body + b"\n" for body, _ in rows))
+            rows = self._connection.execute("SELECT CAST(body AS BLOB) FROM records ORDER BY rowid")
+            with path.open("wb") as file:
+                file.writelines(body + b"\n" for (body,) in rows)
         return path
 
     def close(self) -> None:
@@ -283,22 +260,104 @@ class SqliteJournal:
             self._beside.shutdown()
 
 
-def read_records(folder: Path, after: int = 0) -> list[AnyRecord]:
-    """Return a run's records without the first `after`, even while another process writes.
+def _copy_log(connection: sqlite3.Connection) -> None:
+    """Copy the log into the database while others may write."""
+    with suppress(sqlite3.Error):  # the records are safe in the log; a full disk is told with the next one
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def _fetch(
+    connection: sqlite3.Connection,
+    sql: str,
+    parameters: tuple[int, ...],
+    rows: int,
+    size: int,
+    *,
+    until_error: bool = False,
+) -> list[Row]:
+    """Return the first rows of a query: at most `rows`, and none after `size` bytes of them."""
+    fetched, fetched_bytes = list[Row](), 0
+    try:
+        with closing(connection.execute(sql, parameters)) as cursor:
+            for row in cursor:
+                fetched.append(row)
+                fetched_bytes += len(row[1] or b"")
+                if len(fetched) == rows or fetched_bytes >= size:
+                    break
+    except (sqlite3.Error, UnicodeDecodeError):
+        if not until_error:
+            raise
+    return fetched
+
+
+def open_records(folder: Path, *, verify: bool = True) -> RecordStream:
+    """Return the records that a run has now, even while another process writes.
+
+    Args:
+        verify: Whether to check the whole journal now; without, each record is checked when it is read.
 
     Raises:
         CorruptFile: The journal cannot be read.
     """
-    for attempt in range(1, ATTEMPTS + 1):
+    path = folder / JOURNAL
+
+    def find_end(connection: sqlite3.Connection) -> tuple[int, bool]:
+        if not (table := connection.execute(TABLE_SQL).fetchone()):
+            return 0, False  # the writer has created the file but not the table yet
+        _require_table(path, table)
+        if verify:
+            _check(path, connection)
+        [[until]] = connection.execute(COUNT).fetchall()
+        return until, _has_index(connection)
+
+    def fetch(sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+        return _read(path, lambda connection: _fetch(connection, sql, parameters, rows, size))
+
+    records = RecordStream(path, fetch, *_read(path, find_end))
+    if verify:
+        records.verify()
+    return records
+
+
+def read_records(folder: Path, after: int = 0) -> list[AnyRecord]:
+    """Return a run's records without the first `after`; see `open_records`."""
+    return list(replace(open_records(folder, verify=False), after=after))
+
+
+def _has_index(connection: sqlite3.Connection) -> bool:
+    [[count]] = connection.execute(HAS_INDEX, (INDEX,)).fetchall()
+    return bool(count)
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    [[verdict]] = connection.execute(CHECK).fetchall()
+    if verdict != "ok":
+        raise CorruptFile(f"{path}: {verdict}")
+
+
+def _require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
+    if table_sql != (TABLE.encode(),):
+        raise CorruptFile(f"{path}: its table of records is missing or of an earlier version")
+
+
+def _read(path: Path, read: Callable[[sqlite3.Connection], R]) -> R:
+    """Read from a journal that another process may be writing.
+
+    Raises:
+        CorruptFile: The journal cannot be read.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
         try:
-            return _decode(folder, _rows(folder, after), after)
+            with closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
+                return read(connection)
         except sqlite3.DatabaseError as error:
             # While a writer shuts down, its shared memory file may vanish during a read.
             if attempt == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
-                raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+                raise CorruptFile(f"{path}: {error}") from error
         except UnicodeDecodeError as error:
-            raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
-    return []
+            raise CorruptFile(f"{path}: {error}") from error
 
 
 def last_record(folder: Path) -> AnyRecord | None:
@@ -307,36 +366,5 @@ def last_record(folder: Path) -> AnyRecord | None:
     Raises:
         CorruptFile: The journal cannot be read.
     """
-    try:
-        with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
-            row = connection.execute(LAST_BODY).fetchone() if connection.execute(TABLE_SQL).fetchone() else None
-        return _decode_body(row[0]) if row else None
-    except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
-        raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
-
-
-def _rows(folder: Path, after: int) -> list[Row]:
-    with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
-        if not (table := connection.execute(TABLE_SQL).fetchone()):
-            return []  # the writer has created the file but not the table yet
-        _require_table(folder / JOURNAL, table)
-        return connection.execute(SELECT, (after,)).fetchall()
-
-
-def _require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
-    is_intact = table_sql == (TABLE.encode(),)
-    _require(path, is_intact=is_intact, cause="its table of records is missing or of an earlier version")
-
-
-def _require(path: Path, *, is_intact: bool, cause: str) -> None:
-    if not is_intact:
-        raise CorruptFile(f"{path}: {cause}")
-
-
-def _decode(folder: Path, rows: list[Row], after: int = 0) -> list[AnyRecord]:
-    """Return the records of rows after row number `after`, which comes first."""
-    before = rows[0][1] if after and rows else 0
-    try:
-        return decode(rows[bool(after) :], before)
-    except CorruptFile as error:
-        raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+    records = open_records(folder, verify=False)
+    return next(iter(replace(records, after=records.until - 1)), None)

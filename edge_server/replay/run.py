@@ -20,6 +20,7 @@ import xxhash
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
 from edge_server.journal.runs import create_runs_folder, find_run, record_run_order
+from edge_server.journal.sqlite import open_records
 from edge_server.plan.data import device_data, planned_data, require_data, resolve_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices
@@ -87,7 +88,7 @@ class Output:
     host: Host | None
 
 
-ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
+ReplayedRun: TypeAlias = tuple[Path, Sequence[AnyRecord]]
 """Folder and records of a run."""
 
 
@@ -237,12 +238,12 @@ def _play_into(output: Output, plan: Plan, part: Path, count: int, trace: Trace 
 
 def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
     """Move a finished run into `data_dir`, replacing an earlier run of that name."""
-    part, records = replayed
+    part, _ = replayed
     folder = data_dir / part.name
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     record_run_order(folder, replace=True)
-    return folder, records
+    return folder, open_records(folder)
 
 
 @contextmanager
@@ -291,7 +292,7 @@ def replay_plan(  # noqa: PLR0913 - inputs of a replay
     trace: Trace | None = None,
     recorded_rounds: Mapping[int, RoundOpened] | None = None,
     host: Host | None = None,
-) -> tuple[State, list[AnyRecord]]:
+) -> tuple[State, Sequence[AnyRecord]]:
     """Run a plan in virtual time into a new folder; return the final state and the records.
 
     Args:
@@ -328,7 +329,7 @@ def replay_sites(  # noqa: PLR0913 - as `replay_plan`
     traces: SiteTraces | None = None,
     decisions: SiteDecisions | None = None,
     host: Host | None = None,
-) -> dict[str, tuple[State, list[AnyRecord]]]:
+) -> dict[str, tuple[State, Sequence[AnyRecord]]]:
     """Run a plan with several sites in one virtual time; return each site's final state and records.
 
     Args:

@@ -96,7 +96,7 @@ def is_personal(records: Iterable[AnyRecord]) -> bool:
     )
 
 
-def evaluations_by_round(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
+def evaluations_by_round(records: Sequence[AnyRecord]) -> dict[int, Evaluated]:
     """Return the fleet's evaluations by the round they followed; old journals do not record it."""
     return {
         record.round: record
@@ -105,7 +105,7 @@ def evaluations_by_round(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
     }
 
 
-def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
+def last_evaluation(records: Sequence[AnyRecord]) -> Evaluated:
     """Return the fleet's last evaluation; an empty one if there is none."""
     evaluations = [record for record in drop_void(records) if isinstance(record, Evaluated)]
     return evaluations[-1] if evaluations else Evaluated(accuracy=None, by_device={})

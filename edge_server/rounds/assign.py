@@ -244,7 +244,7 @@ class TaskAssigner:
         decision = await self._decide(state, devices, number)
         if budget is None:
             return devices, decision
-        self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
+        await self.server.worker(self._ledger.take, self.store.records(self._ledger.seen))
         spending, dearest = self._ledger.spending(), self._ledger.dearest()
         spent_j, budget = spending.joules or 0.0, budget + spending.moved
         drawn_joules = foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
@@ -282,8 +282,8 @@ class TaskAssigner:
             return msgspec.structs.replace(
                 previous, devices={device: outcome for device, outcome in previous.devices.items() if device in devices}
             )
-        self._experience.take(await self.server.worker(self.store.records, self._experience.record_count))
-        self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
+        await self.server.worker(self._experience.take, self.store.records(self._experience.record_count))
+        await self.server.worker(self._ledger.take, self.store.records(self._ledger.seen))
         case = await self.server.worker(self._build_case, state, devices, number)
         if self.neighbours and number <= self.plan.rounds:
             decision = await self.neighbours.decide(case, number)

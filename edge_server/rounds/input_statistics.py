@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from edge_server.fleet.inputs import RunInputs
-from edge_server.journal.records import AnyRecord, Measured
+from edge_server.journal.records import AnyRecord, Measured, select
 from edge_server.plan.plan import Plan
 from shared.data.moments import find_mean_and_std, require_moments
 from shared.errors import ConfigError, WireError
@@ -65,9 +65,9 @@ def fold_sums(updates: Mapping[str, Update], failed: Mapping[str, str]) -> Input
     return Inputs(mean=mean, std=std)
 
 
-def find_measured(records: Iterable[AnyRecord]) -> Inputs | None:
+def find_measured(records: Sequence[AnyRecord]) -> Inputs | None:
     """Return the mean and deviation that a run recorded; None before it measured them."""
-    measured = [record.inputs for record in records if isinstance(record, Measured) and record.inputs]
+    measured = [record.inputs for record in select(records, Measured) if record.inputs]
     return measured[-1] if measured else None
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from edge_server.journal.records import AnyRecord, Noted
+from edge_server.journal.records import AnyRecord, Noted, select
 from edge_server.plan.plan import Plan
 from edge_server.rounds.collect_updates import Gather
 from shared.tensors.mixed_precision import PRECISION_BITS
@@ -16,9 +16,9 @@ REASON = "precision"
 FULL_BITS = 32
 
 
-def noted_devices(records: Iterable[AnyRecord]) -> set[str]:
+def noted_devices(records: Sequence[AnyRecord]) -> set[str]:
     """Return the devices with such a note."""
-    return {record.device for record in records if isinstance(record, Noted) and record.reason == REASON}
+    return {record.device for record in select(records, Noted) if record.reason == REASON}
 
 
 def note_full_precision(plan: Plan, gather: Gather, noted: set[str]) -> list[Noted]:

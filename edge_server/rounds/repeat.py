@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from edge_server.fleet.membership import wait_for_cohort
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, grouped_causes
-from edge_server.journal.records import LeftOut, Rewound, RoundClosed, RunClosed, closed_rounds
+from edge_server.journal.records import LeftOut, Rewound, RoundClosed, RunClosed, select, valid_records
 from edge_server.rounds.round import Rounds
 from shared.errors import Diverged, is_cause
 from shared.tensors.tree import State
@@ -80,9 +80,8 @@ class Repetition:
             return ""
         if not rounds.plan.device and (closed.failed or closed.arrived):
             return ""
-        records = await rounds.server.worker(rounds.store.records)
-        refusals = (record for record in records if isinstance(record, LeftOut) and not record.silent)
-        causes = {record.device: record.cause for record in refusals}
+        refusals = select(rounds.store.records(), LeftOut)
+        causes = {record.device: record.cause for record in refusals if not record.silent}
         return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
 
     async def _repeat(self, closed: RoundClosed) -> None:
@@ -101,7 +100,8 @@ class Repetition:
     async def _roll_back(self, closed: RoundClosed) -> int | RunClosed:
         """Return to the last good model; end the run if there is none, or if it led to the same round again."""
         store, number = self.rounds.store, closed.round
-        reached = [record.round for record in closed_rounds(store.records()) if record.outcome == "aggregated"]
+        closed_rounds = valid_records(store.records(), RoundClosed)
+        reached = [record.round for record in closed_rounds if record.outcome == "aggregated"]
         tries = f"training diverged {self._diverged} times in a row, last in round {number}"
         cause = f"{tries}: {explain_miss(closed)}"
         if not reached or number <= self._back_from or self.rounds.plan.round.on_missed == "stop":

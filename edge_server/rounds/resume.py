@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from edge_server.journal.records import (
     RoundOpened,
     RunOpened,
     UpdateAccepted,
-    closed_rounds,
-    drop_void,
+    enumerate_valid,
+    first,
+    select,
+    valid_records,
 )
 from edge_server.journal.runs import FOLDER, StoredRun, best_path
 from edge_server.learner import plan_algorithm
@@ -57,23 +59,23 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
     """
     _restore_lost_rounds(store)
     while True:
-        records = drop_void(store.records())
-        closed = [record for record in records if isinstance(record, RoundClosed)]
-        number = max((record.round for record in closed), default=0) + 1
-        aggregated = [record.round for record in closed if record.outcome == "aggregated"]
+        number, aggregated = 1, 0
+        for record in valid_records(store.records(), RoundClosed):
+            number = max(number, record.round + 1)
+            aggregated = record.round if record.outcome == "aggregated" else aggregated
         try:
-            state = store.load(aggregated[-1]) if aggregated else init()
+            state = store.load(aggregated) if aggregated else init()
         except (CorruptFile, FileNotFoundError) as error:
             cause = str(error)
             if isinstance(error, CorruptFile):
-                aside = file.set_aside(checkpoints.state_path(store.folder / FOLDER, aggregated[-1]))
+                aside = file.set_aside(checkpoints.state_path(store.folder / FOLDER, aggregated))
                 cause += f"; set aside as {aside.name}"
-            log.warning("going back to before round %d: %s", aggregated[-1], cause)
-            store.append(Rewound(round=aggregated[-1], cause=cause))
+            log.warning("going back to before round %d: %s", aggregated, cause)
+            store.append(Rewound(round=aggregated, cause=cause))
             continue
         if number > 1:
             log.info("resuming with round %d", number)
-        open_round, accepted = _find_open_round(store.updates, records, number)
+        open_round, accepted = _find_open_round(store.updates, store.records(), number)
         if split and open_round:
             cause = "the server restarted, and with it went the top that this round had trained"
             store.append(Rewound(round=number, cause=cause, reopened=True))
@@ -88,19 +90,20 @@ def _restore_lost_rounds(store: Store) -> None:
     is not lost: it continues from the state before it, as after any restart.
     """
     records = store.records()
-    run = next((record.run for record in records if isinstance(record, RunOpened)), "")
-    closed = closed_rounds(records)
-    rewinds = sum(isinstance(record, Rewound) for record in records)
-    journal_end = Origin(run, max((record.round for record in closed), default=0), rewinds)
+    opening, rewinds = first(records, RunOpened), sum(1 for _ in select(records, Rewound))
+    last_closed = before = 0
+    for record in valid_records(records, RoundClosed):
+        last_closed = max(last_closed, record.round)
+        before = max(before, record.round) if record.outcome == "aggregated" else before
+    journal_end = Origin(opening.run if opening else "", last_closed, rewinds)
     newest = next((origin for origin in store.later(journal_end) if _load_state(store, origin.round)), None)
     if newest is None:
         return
-    open_numbers = {record.round for record in drop_void(records) if isinstance(record, RoundOpened)}
-    before = max((record.round for record in closed if record.outcome == "aggregated"), default=0)
-    first, last = journal_end.round + 1, newest.round
-    if last == first and first in open_numbers and (not before or _load_state(store, before)):
+    open_numbers = {record.round for record in valid_records(records, RoundOpened)}
+    first_lost, last = journal_end.round + 1, newest.round
+    if last == first_lost and first_lost in open_numbers and (not before or _load_state(store, before)):
         return
-    lost = f"rounds {first} to {last}" if last > first else f"round {last}"
+    lost = f"rounds {first_lost} to {last}" if last > first_lost else f"round {last}"
     what = (
         f"the journal has lost its end: {lost} not recorded, but the model after round {last} is intact; "
         "the run resumes there"
@@ -122,16 +125,18 @@ def _load_state(store: Store, number: int) -> State | None:
 
 
 def _find_open_round(
-    folder: Path, records: list[AnyRecord], number: int
+    folder: Path, records: Sequence[AnyRecord], number: int
 ) -> tuple[RoundOpened | None, dict[str, UpdateAccepted]]:
     """Return the opening of a round that has not ended, and its stored updates."""
-    openings = [record for record in records if isinstance(record, RoundOpened) and record.round == number]
+    openings = [entry for entry in enumerate_valid(records, RoundOpened) if entry[1].round == number]
+    if not openings:
+        return None, {}
     accepted = {
         record.device: record
-        for record in records
-        if isinstance(record, UpdateAccepted) and record.round == number and _is_stored(folder, record)
+        for record in valid_records(records[openings[0][0] :], UpdateAccepted)
+        if record.round == number and _is_stored(folder, record)
     }
-    return (openings[-1], accepted) if openings else (None, {})
+    return openings[-1][1], accepted
 
 
 def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
@@ -153,7 +158,7 @@ def load_trained_network(run: StoredRun, number: int = 0) -> tuple[Model, Tree]:
         ConfigError: There is no such round or stored state, or a part of the network is on the devices.
         CorruptFile: The state is damaged.
     """
-    changed = [record.round for record in closed_rounds(run.records) if record.outcome == "aggregated"]
+    changed = [record.round for record in valid_records(run.records, RoundClosed) if record.outcome == "aggregated"]
     if run.opened is None or not changed or (number and number not in changed):
         raise ConfigError(f"{run.folder}: no round {number or 'at all'} has changed its model")
     after, folder, plan = number or changed[-1], run.folder / FOLDER, run.opened.plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,10 @@ from edge_server.journal.records import (
     RunOpened,
     UpdateAccepted,
     closed_rounds,
+    enumerate_records,
+    first,
+    select,
+    valid_records,
 )
 from edge_server.journal.runs import describe_differences, read_versions, require_journal
 from edge_server.learner import blank_network, describe_trained, initial_network, plan_algorithm
@@ -80,18 +84,18 @@ UNMEASURED = Inputs()
 """Inputs whose mean and deviation are not measured."""
 
 
-def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
+def restore_membership(rounds: Rounds, records: Sequence[AnyRecord]) -> None:
     """Restore from the journal which devices were online, broken or silent."""
-    every = list(records)
-    rounds.membership.full_precision |= noted_devices(every)
-    rounds.membership.ever_online |= {record.device for record in every if isinstance(record, Joined)}
-    for record in every:
-        if isinstance(record, LeftOut) and record.silent:
-            rounds.membership.silent.restore(record.device, record.instance)
-        elif isinstance(record, LeftOut):
-            rounds.membership.broken[record.device] = record.instance
-        elif isinstance(record, UpdateAccepted):
-            rounds.membership.silent.forget(record.device)
+    membership = rounds.membership
+    membership.full_precision |= noted_devices(records)
+    membership.ever_online |= {record.device for record in select(records, Joined)}
+    membership.broken |= {record.device: record.instance for record in select(records, LeftOut) if not record.silent}
+    silent = [(number, record) for number, record in enumerate_records(records, LeftOut) if record.silent]
+    for record in select(records[silent[0][0] - 1 :], LeftOut, UpdateAccepted) if silent else ():
+        if isinstance(record, UpdateAccepted):
+            membership.silent.forget(record.device)
+        elif isinstance(record, LeftOut) and record.silent:
+            membership.silent.restore(record.device, record.instance)
 
 
 async def exclude_broken(rounds: Rounds, closed: RoundClosed) -> None:
@@ -110,7 +114,7 @@ async def exclude_broken(rounds: Rounds, closed: RoundClosed) -> None:
 
 
 def load_class_names(
-    plan: Plan, test: Examples | None, labelled: Examples | None, records: Iterable[AnyRecord]
+    plan: Plan, test: Examples | None, labelled: Examples | None, records: Sequence[AnyRecord]
 ) -> ClassNames | None:
     """Return a run's class names from plan, server data or journal; None if unknown.
 
@@ -129,11 +133,13 @@ def load_class_names(
         raise ConfigError("data and server_data have other classes: {}; {}".format(*contrast(*class_lists)))
     if class_lists:
         return ClassNames(class_lists[0], "those of the server's own examples are")
-    agreed = [record.classes for record in records if isinstance(record, RoundOpened) and record.classes]
-    return ClassNames(normalise_class_names(agreed[-1]), "those that the run began with are") if agreed else None
+    agreed = None
+    for record in select(records, RoundOpened):
+        agreed = record.classes or agreed
+    return ClassNames(normalise_class_names(agreed), "those that the run began with are") if agreed else None
 
 
-def load_run_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:
+def load_run_inputs(plan: Plan, records: Sequence[AnyRecord]) -> RunInputs | None:
     """Return a run's input preparation from plan or journal; None if unknown.
 
     Args:
@@ -142,9 +148,11 @@ def load_run_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | Non
     Raises:
         ConfigError: Sections of the plan differ.
     """
-    records = list(records)
-    if agreed := [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]:
-        return RunInputs(agreed[-1], "the run began with", is_measured=is_federated(plan))
+    agreed = None
+    for record in select(records, RoundOpened):
+        agreed = record.inputs or agreed
+    if agreed:
+        return RunInputs(agreed, "the run began with", is_measured=is_federated(plan))
     planned = planned_inputs(plan)
     return None if planned is None else RunInputs(planned, "the plan has")
 
@@ -287,14 +295,15 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
     state = at.state
     _require_examples(rounds, evaluated_parameters(rounds.algorithm, rounds.model, state))
     records, ledger = store.records(), Ledger()
-    if any(isinstance(record, RunClosed) for record in records):
+    if first(records, RunClosed):
         log.info("run %s has already ended", rounds.run)
         return state
     async with _observe(rounds, records), _record_costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
         restore_membership(rounds, records)
         repetition = Repetition(rounds, is_live(records), costs.repeat)
-        following = at.number if at.open_round else await repetition.after(closed_rounds(records), at.number)
+        closed_last = list(valid_records(records, RoundClosed))[-1:]
+        following = at.number if at.open_round else await repetition.after(closed_last, at.number)
         open_round, accepted = at.open_round, at.accepted
         del at  # free its state
         while not isinstance(following, RunClosed) and following <= plan.rounds:
@@ -325,9 +334,8 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
 
 async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, ledger: Ledger) -> None:
     """Wait for the last round's costs, and evaluate on devices if due."""
-    records = rounds.store.records()
-    ledger.take(records[ledger.seen :])  # avoid reading a long journal again
-    for closed in closed_rounds(records)[-1:]:
+    await rounds.server.worker(ledger.take, rounds.store.records(ledger.seen))
+    for closed in closed_rounds(rounds.store.records())[-1:]:
         fleet = rounds.server.fleet
         await costs.wait_recorded(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
     if end.outcome == "finished":
@@ -349,7 +357,7 @@ async def _describe_reached_target(rounds: Rounds, after: int) -> str:
     if task is msgspec.UNSET or task.target.value is msgspec.UNSET:
         return ""
     metric, target = record_metric(rounds.model.objective) or ACCURACY, task.target.value
-    for value, number in measured_rounds(await rounds.server.worker(rounds.store.records))[-1:]:
+    for value, number in (await rounds.server.worker(measured_rounds, rounds.store.records()))[-1:]:
         if number == after and metric.reaches(value, target):
             return f"task.target: {metric.name} is {metric.format(value)} after round {number}, the target {target:g}"
     return ""
@@ -357,7 +365,8 @@ async def _describe_reached_target(rounds: Rounds, after: int) -> str:
 
 async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
     """Return the seconds since an earlier process opened a round, and record how precise they are."""
-    elapsed = run_clock.elapsed_since(rounds.store.records(), open_round, rounds.server.clock())
+    records, now = rounds.store.records(), rounds.server.clock()
+    elapsed = await rounds.server.worker(run_clock.elapsed_since, records, open_round, now)
     precision = (
         "by the calendar" if elapsed.is_known else "as far as is known: the calendar does not tell how long it was away"
     )
@@ -386,14 +395,14 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
 
 async def _record_doubts(rounds: Rounds, ledger: Ledger) -> None:
     """Record each device whose energy claims are implausible, once, from the journal's new records."""
-    ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
+    await rounds.server.worker(ledger.take, rounds.store.records(ledger.seen))
     for note in ledger.doubts()[:MOST_NAMED]:
         log.warning("%s", note.what)
         await rounds.persist(rounds.store.append, note)
 
 
 @asynccontextmanager
-async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
+async def _observe(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterator[None]:
     """Record presence and reports of devices during the block."""
     server, store = rounds.server, rounds.store
     now_utc_s = utc_seconds() if is_live(store.records()) else None
@@ -425,7 +434,7 @@ async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def _record_costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
+async def _record_costs(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterator[Costs]:
     """Record the task costs that devices report during the block."""
     costs = Costs(rounds.run, rounds.plan.rounds, lambda batch: rounds.persist(rounds.store.extend, batch))
     costs.recall(records)
@@ -439,13 +448,13 @@ async def _record_costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterat
         rounds.server.report_listeners.remove(costs.hear)
 
 
-def is_live(records: Iterable[AnyRecord]) -> bool:
+def is_live(records: Sequence[AnyRecord]) -> bool:
     """Return true if a run has real devices, that is, began at a calendar time."""
-    return any(isinstance(record, RunOpened) and record.started for record in records)
+    return bool((opening := first(records, RunOpened)) and opening.started)
 
 
-def _find_beginning(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
-    begun = next((record for record in records if isinstance(record, RunOpened)), None)
+def _find_beginning(records: Sequence[AnyRecord], plan: Plan) -> RunOpened | None:
+    begun = first(records, RunOpened)
     if begun and not is_same_plan(begun.plan, plan):
         others = describe_differences(begun.plan, plan)
         raise ConfigError(
@@ -454,10 +463,10 @@ def _find_beginning(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
     return begun
 
 
-async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
+async def _measure_on_devices(rounds: Rounds, state: State, records: Sequence[AnyRecord]) -> None:
     """Let devices time training steps and sum their inputs before the first decision, if the plan asks for it."""
     plan = rounds.plan
-    if any(isinstance(record, Measured) for record in records):
+    if first(records, Measured):
         await _normalise(rounds, find_measured(records))
         return
     if not plan.measure.seconds and not is_federated(plan):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,7 +94,7 @@ class LiveSite:
         return not groups or any(members is None or device in members for members in groups)
 
 
-async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | None = None) -> list[AnyRecord]:
+async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | None = None) -> Sequence[AnyRecord]:
     """Run or resume a plan to its end; return its records.
 
     Args:
@@ -141,7 +141,7 @@ async def connect_site(
             yield site
 
 
-async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | None = None) -> list[AnyRecord]:
+async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | None = None) -> Sequence[AnyRecord]:
     """Run or resume a plan with devices of a site; return its records.
 
     Args:

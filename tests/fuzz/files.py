@@ -23,6 +23,7 @@ from device_agent.measurement.calibration_file import Calibration
 from device_agent.profile.load import load_file, read_source
 from edge_server.journal import report_rows, sqlite
 from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.stream import decode_body
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import TraceLink
 from edge_server.replay.devices.build import build_behaviour
@@ -152,7 +153,7 @@ def _read_trace(place: Path) -> object:
     """Return a trace that is sound: its records make a journal that is read as it was written."""
     trace = traces.read(place / "trace")
     rows = list(sqlite.marked_rows(to_records(trace), 0))
-    assert list(sqlite.marked_rows(sqlite.decode(rows), 0)) == rows
+    assert list(sqlite.marked_rows(map(decode_body, (body for body, _ in rows)), 0)) == rows
     return trace
 
 

@@ -29,6 +29,7 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
 )
+from edge_server.journal.stream import decode_row, row_mark
 from edge_server.plan.plan import Plan
 from shared import config
 from shared.errors import CorruptFile
@@ -78,11 +79,11 @@ def seeds() -> list[bytes]:
 def read(data: bytes) -> str:
     """A record or a CorruptFile; what is read is written so that it is read the same."""
     try:
-        [record] = sqlite.decode([(data, sqlite.row_mark(data, 0))])
+        record = decode_row((1, data, row_mark(data, 0), 0))
     except CorruptFile as error:
         return f"corrupt: {error.__cause__}"
     again = sqlite.encode(record)
-    assert sqlite.decode([(again, sqlite.row_mark(again, 0))]) == [record]
+    assert decode_row((1, again, row_mark(again, 0), 0)) == record
     return f"accepted: {type(record).__name__}"
 
 

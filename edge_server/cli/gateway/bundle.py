@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_server.cli.gateway.doctor import find_site, read_config, run_checks
 from edge_server.cli.gateway.examine import secret_files
-from edge_server.journal.runs import all_runs, summarise_run
+from edge_server.journal.runs import summarise_runs
 from edge_server.plan.server_config import ServerConfig
 from shared.runtime.clock import utc_stamp
 from shared.runtime.diagnosis.bundle import (
@@ -50,7 +50,7 @@ def support_bundle(options: argparse.Namespace) -> int:
 def _config_files(config: ServerConfig) -> dict[str, object]:
     """Return the server's configuration without comments, and summaries of its runs."""
     runs = Path(config.data_dir)
-    summaries = [summarise_run(run) for run in all_runs(runs)] if runs.is_dir() else []
+    summaries = summarise_runs(runs) if runs.is_dir() else []
     return {"config.json": config, "runs.json": summaries}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge_server.journal.records import (
@@ -21,7 +21,8 @@ from edge_server.journal.records import (
     Sensed,
     ServerBegan,
     UpdateAccepted,
-    drop_void,
+    first,
+    valid_records,
 )
 from edge_server.journal.run_clock import timed_records
 from edge_server.replay.trace.header import End, Process, Rewind
@@ -99,17 +100,16 @@ class IndexedJournal:
         return spans
 
 
-def index_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
+def index_journal(records: Sequence[AnyRecord]) -> IndexedJournal:
     """Index the valid records of a journal.
 
     Raises:
         ConfigError: The journal lacks the start of the run.
     """
-    valid_records = drop_void(records)
-    run_opened = next((record for record in valid_records if isinstance(record, RunOpened)), None)
+    run_opened = first(records, RunOpened)
     if run_opened is None:
         raise ConfigError("the journal lacks the start of a run; export it after the run has started")
     journal = IndexedJournal(run_opened)
-    for record, second in timed_records(valid_records):
+    for record, second in timed_records(valid_records(records)):
         journal.take(record, None if second is None else round(second, DIGITS))
     return journal

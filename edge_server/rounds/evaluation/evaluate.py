@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from edge_server.journal.budget import Ledger
 from edge_server.journal.compared import devices_value
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import costs_by_round
-from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, drop_void
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    Noted,
+    RoundClosed,
+    select,
+    valid_records,
+)
 from edge_server.plan.plan import Plan
 from edge_server.rounds.evaluation.round_figures import mean_accuracy, merge_device_metrics, record_metric
 from edge_server.rounds.round import Rounds
@@ -25,17 +32,17 @@ def _is_due(plan: Plan, after: int) -> bool:
     return bool(every and after and after % every == 0)
 
 
-def find_due_evaluation(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
+def find_due_evaluation(plan: Plan, records: Sequence[AnyRecord], *, ended: bool) -> int | None:
     """Return the round after which an evaluation is due; None if it is not due or already done.
 
     Args:
         ended: Whether there are no more rounds.
     """
-    valid_records, evaluation = drop_void(records), plan.evaluation
-    last = max((record.round for record in closed_rounds(valid_records)), default=0)
+    evaluation = plan.evaluation
+    last = max((record.round for record in valid_records(records, RoundClosed)), default=0)
     if not (_is_due(plan, last) or (ended and (evaluation.on_device or evaluation.devices_every))):
         return None
-    done = {record.round for record in valid_records if isinstance(record, Evaluated)}
+    done = {record.round for record in valid_records(records, Evaluated)}
     return None if done & {None, last} else last
 
 
@@ -47,9 +54,7 @@ def explain_unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
     ledger.take(records)
     spending = ledger.spending()
     left_j = plan.budget.joules + spending.moved - (spending.joules or 0.0)
-    tried = [
-        record.round for record in drop_void(records) if isinstance(record, Evaluated) and record.round is not None
-    ]
+    tried = [record.round for record in valid_records(records, Evaluated) if record.round is not None]
     last = costs_by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
     parts = [getattr(cost, name) for cost in last.values() for name in joule_parts(split=False)]
     foreseen = math.fsum(joules for joules in parts if joules is not None)
@@ -69,13 +74,13 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     evaluates = evaluation.on_device or evaluation.devices_every
     if not evaluates or (after is not None and not _is_due(rounds.plan, after)):
         return  # cheap check before reading a long journal
-    records = await rounds.server.worker(rounds.store.records)
-    after = find_due_evaluation(rounds.plan, records, ended=after is None)
+    records, worker = rounds.store.records(), rounds.server.worker
+    after = await worker(find_due_evaluation, rounds.plan, records, ended=after is None)
     if after is None:
         return
-    if why := explain_unaffordable(rounds.plan, records):
+    if why := await worker(explain_unaffordable, rounds.plan, records):
         what = f"the devices' evaluation after round {after} is left out: {why}"
-        if Noted(what=what) not in records:
+        if Noted(what=what) not in select(records, Noted):
             log.warning("%s", what)
             await rounds.persist(rounds.store.append, Noted(what=what))
         return

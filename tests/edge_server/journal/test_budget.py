@@ -398,7 +398,7 @@ def test_a_server_that_was_killed_after_any_round_comes_to_the_same_end(tmp_path
     """Also between the last round's end and the record that the run has ended: what was spent is in the journal."""
     figures = {"a": [3.0] * 9, "b": [4.0] * 9}
     (tmp_path / "whole").mkdir()
-    whole = answering(figures, tmp_path / "whole", "joules = 21.0")
+    whole = list(answering(figures, tmp_path / "whole", "joules = 21.0"))
     last = next(at for at, one in enumerate(whole) if isinstance(one, RoundClosed) and one.round == kept)
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole" / RUN).rename(tmp_path / "cut" / RUN)

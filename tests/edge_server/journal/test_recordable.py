@@ -13,12 +13,13 @@ from edge_server.journal import sqlite
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed
 from edge_server.journal.rollouts.file import AnyRolloutRecord, BoardTold, read_lines, rollout_line
+from edge_server.journal.stream import decode_row, row_mark
 from shared.errors import Unrecordable, WireError
 from shared.protocol.clip import clip_releases
 from shared.protocol.inference.rollout import ModelStatus, Releases
 from tests.fuzz import journals
 
-RECORDS = [sqlite.decode([(line, sqlite.row_mark(line, 0))])[0] for line in journals.seeds()]
+RECORDS = [decode_row((1, line, row_mark(line, 0), 0)) for line in journals.seeds()]
 POISON = [math.nan, math.inf, -math.inf, 1 << 64, -(1 << 63) - 1, True, 1.5, "\ud800", None]
 FINE = [0.0, -0.0, 5e-324, -1.7e308, 1 << 63, (1 << 64) - 1, -(1 << 63)]
 
@@ -82,7 +83,7 @@ def test_what_is_taken_is_read_back_with_every_figure(record):
             except Unrecordable:
                 refused += 1
                 continue
-            [again] = sqlite.decode([(body, sqlite.row_mark(body, 0))])
+            again = decode_row((1, body, row_mark(body, 0), 0))
             assert is_alike(msgspec.to_builtins(again), msgspec.to_builtins(odd)), (place, leaf)
             assert not isinstance(leaf, float) or math.isfinite(leaf), (place, leaf)
     assert refused > 0
@@ -98,11 +99,11 @@ def test_a_journal_that_refused_a_record_goes_on_and_is_read_by_the_next_process
             store.append(msgspec.structs.replace(whole, seconds=seconds))
         with pytest.raises(Unrecordable):
             store.extend([whole, msgspec.structs.replace(whole, loss=seconds)])
-    assert store.records() == [whole]
+    assert list(store.records()) == [whole]
     store.append(RunClosed(outcome="finished"))
     store.close()
     again = SqliteStore(tmp_path / "run", durable=False)
-    assert again.records() == [whole, RunClosed(outcome="finished")]
+    assert list(again.records()) == [whole, RunClosed(outcome="finished")]
     assert list((tmp_path / "run").glob("*corrupt*")) == []
     again.close()
 

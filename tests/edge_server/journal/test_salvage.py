@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunOpened
-from edge_server.journal.runs import all_runs, find_unfinished
+from edge_server.journal.runs import find_unfinished, summarise_runs
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.rounds.check_plan import load
 from shared.errors import CorruptFile
@@ -69,10 +69,10 @@ def after(tmp_path_factory):
         (place / name).write_bytes(damage((place / name).read_bytes()))
         store = SqliteStore(place, durable=False)
         try:
-            found = store.records()
+            found = list(store.records())
             assert found == RECORDS[: len(found)]
             store.append(closing(99))
-            assert store.records() == [*found, closing(99)]
+            assert list(store.records()) == [*found, closing(99)]
         finally:
             store.close()
         assert read_records(place) == [*found, closing(99)]
@@ -162,5 +162,5 @@ def test_the_same_command_goes_on_with_a_run_whose_journal_is_damaged(tmp_path):
     store.close()
     path = tmp_path / "run" / JOURNAL
     path.write_bytes(path.read_bytes().replace(b'"seconds":1.0', b'"seconds":2.0'))
-    assert all_runs(tmp_path) == []
+    assert summarise_runs(tmp_path) == []
     assert find_unfinished(tmp_path, plan) == "run"

@@ -106,11 +106,11 @@ def test_every_record_comes_back_as_it_was_in_order_and_after_reopening(tmp_path
     written = one_of_each(tmp_path)
     for record in written:
         store.append(record)
-    assert store.records() == written
+    assert list(store.records()) == written
     assert store.export().read_bytes().count(b"\n") == len(written)
     store.close()
     again = SqliteStore(tmp_path / "run")
-    assert again.records() == written
+    assert list(again.records()) == written
     again.close()
     assert read_records(tmp_path / "run") == written
     assert read_records(tmp_path / "run", after=5) == written[5:]
@@ -197,7 +197,7 @@ def test_a_torn_database_is_told_by_its_path(tmp_path, damage, caplog):
         read_records(folder)
 
     opened = SqliteStore(folder)
-    found = opened.records()
+    found = list(opened.records())
     opened.close()
     assert found == [closing(number) for number in range(len(found))]
     assert len(found) < 200
@@ -243,7 +243,7 @@ def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_r
         store.append(record)
     shutil.rmtree(tmp_path / "run") if gone == "the folder" else (tmp_path / "run" / JOURNAL).unlink()
     store.append(written[-2])
-    assert read_records(tmp_path / "run") == written[:-1] == store.records()
+    assert read_records(tmp_path / "run") == written[:-1] == list(store.records())
     shutil.rmtree(tmp_path / "run")
     store.extend(written[-1:])
     store.close()

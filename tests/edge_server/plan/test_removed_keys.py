@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_server.__main__ import main
@@ -17,7 +18,8 @@ from edge_server.cli import commands
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunOpened
 from edge_server.journal.runs import find_unfinished
-from edge_server.journal.sqlite import INSERT, JOURNAL, SELECT, last_record, read_records, row_mark
+from edge_server.journal.sqlite import INSERT, JOURNAL, last_record, read_records
+from edge_server.journal.stream import row_mark
 from edge_server.plan import removed_keys
 from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import REMOVED_KEYS, drop_removed_keys, without_removed_keys
@@ -65,10 +67,10 @@ def test_a_removed_key_does_not_hide_other_faults(tmp_path):
 def add_to_journal(folder: Path, change: Any) -> None:
     """Rewrite the first record of a journal as an earlier version would have written it."""
     with closing(sqlite3.connect(folder / JOURNAL)) as connection, connection:
-        [(body, _)] = connection.execute(SELECT, (0,)).fetchall()
+        [(body, _)] = connection.execute("SELECT CAST(body AS BLOB), mark FROM records").fetchall()
         record = json.loads(body)
         change(record["plan"])
-        old = json.dumps(record).encode()
+        old = msgspec.json.encode(record)
         connection.execute("DELETE FROM records")
         connection.execute(INSERT, (old, row_mark(old, 0)))
 
@@ -98,7 +100,7 @@ def test_a_run_that_began_with_a_removed_key_is_resumed(tmp_path, caplog, place,
         old = write_plan(tmp_path, **sections)
         assert load(old, tmp_path, is_resumed=lambda plan: find_unfinished(runs, plan) == "begun") == new
         store = SqliteStore(runs / "begun", durable=False)
-        assert store.records() == [record]
+        assert list(store.records()) == [record]
         store.close()
     assert len(log_messages(caplog, place, value, "ignored", "removed", level="WARNING")) == 1
     assert not list((runs / "begun").glob("*corrupt*"))

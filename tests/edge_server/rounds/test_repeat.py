@@ -95,7 +95,7 @@ def test_a_server_that_ends_between_two_tries_goes_on_with_that_round(tmp_path, 
             await asyncio.sleep(0.5)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-            records = here.store.records()
+            records = list(here.store.records())
         assert isinstance(records[-1], Rewound)
         assert isinstance(records[-2], RoundClosed)
         if not is_void:
