@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,11 +236,18 @@ def test_anomalies_are_found_by_boards_without_any_label(tmp_path):
     assert evaluated[-1].metrics["loss"] < evaluated[0].metrics["loss"]
 
 
-def test_a_regression_is_released_with_its_metrics_and_served_as_numbers(tmp_path):
+def test_a_regression_is_released_with_its_metrics_and_served_as_numbers(tmp_path, capsys):
     plan = plan_of(tmp_path, "regression")
     _, records = replay_plan(plan, tmp_path / RUN)
     stored = create_release(read_model(StoredRun(tmp_path / RUN, records)), tmp_path, "air")
     last = closed_rounds(records)[-1]
+    assert called("release", "list", "--data-dir", tmp_path) == 0
+    heading, row = capsys.readouterr().out.splitlines()[:2]
+    assert "accuracy" not in heading
+    assert names_all(row, "air/1", f"rmse {last.metrics['rmse']:.4g}")
+    assert called("release", "list", "--data-dir", tmp_path, "--format", "json") == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert (listed["accuracy"], listed["metric"], listed["value"]) == (None, "rmse", last.metrics["rmse"])
     released = stored.manifest.task
     assert (released.kind, released.metrics, released.direction) == ("regression", ("rmse", "mae", "r2"), "min")
     assert released.values == last.metrics

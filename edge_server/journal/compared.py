@@ -29,6 +29,18 @@ def devices_value(record: RoundClosed | Evaluated, metric: ComparedMetric) -> fl
     return metric.value_of(record.device_metrics, accuracy=record.device_accuracy)
 
 
+def devices_values(records: Sequence[AnyRecord]) -> dict[int, float]:
+    """Return the metric of the common model after each round on the devices' held-out examples.
+
+    Of all devices where they evaluated it; else of those of the next round, which begins with it.
+    """
+    metric = compared_metric(records)
+    closed = {end.round - 1: devices_value(end, metric) for end in valid_records(records, RoundClosed)}
+    evaluations = valid_records(records, Evaluated)
+    evaluated = {end.round: devices_value(end, metric) for end in evaluations if end.round is not None}
+    return {number: value for number, value in (closed | evaluated).items() if value is not None}
+
+
 def device_value(metrics: Mapping[str, float], metric: ComparedMetric) -> float | None:
     """Return the metric of one device among the metrics of its update."""
     return metrics.get(f"{DEVICE_PREFIX}{metric.name}")

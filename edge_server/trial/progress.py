@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge_server.journal.compared import devices_value, server_value
+from edge_server.journal.compared import compared_metric, devices_value, server_value
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
 from edge_server.journal.records import (
@@ -24,6 +24,7 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.report.progress_bar import NewsBar, print_line
+from edge_server.report.summarise import is_personal
 from edge_server.trial.tables import format_number
 
 POLL_S = 0.1
@@ -50,12 +51,13 @@ class Display:
         self._task = self.bar.add_task(f"{self._prefix}waiting for devices", total=rounds, news="")
         self._status, self._expected, self._arrived = "", 0, 0
         self._selected: frozenset[str] = frozenset()
-        self._missed, self._cause, self._metric = 0, "", ACCURACY
+        self._missed, self._cause = 0, ""
+        self._opening = list[AnyRecord]()
 
     def tell(self, record: AnyRecord) -> None:
         """Show one more record."""
         if isinstance(record, RunOpened):
-            self._metric = record.compared or ACCURACY
+            self._opening = [record]
         match record:
             case RoundOpened():
                 self._status = f"round {record.round}, updates 0/{len(record.assignments)}"
@@ -84,7 +86,7 @@ class Display:
 
     def _show_evaluation(self, record: Evaluated) -> None:
         """Show the compared metric on the devices' held-out examples."""
-        metric, kind = self._metric, "personal models" if record.personal else "the model"
+        metric, kind = compared_metric(self._opening), "personal models" if record.personal else "the model"
         mean = ("" if metric == ACCURACY else f"{metric.name} ") + metric.format(devices_value(record, metric))
         where = f"{kind} on {len(record.by_device)} devices' local data"
         self._print(f"round {record.round}/{self._rounds}  {where}: {mean}")
@@ -101,8 +103,11 @@ class Display:
     def _close(self, closed: RoundClosed) -> None:
         """Show how a round ended; for a missed one the cause, and after several in a row the remedy."""
         self._arrived, is_missed = 0, closed.outcome == "missed"
-        metric = self._metric
-        news = f"{metric.name} {metric.format(server_value(closed, metric))}  loss {format_number(closed.loss)}"
+        metric = compared_metric(self._opening)
+        value, on_devices, where = server_value(closed, metric), devices_value(closed, metric), ""
+        if value is None and on_devices is not None:  # of the model that a round begins with, or of personal models
+            value, where = on_devices, " on devices" if is_personal(self._opening) else " on devices before it"
+        news = f"{metric.name}{where} {metric.format(value)}  loss {format_number(closed.loss)}"
         cause = self._missed_why(closed) if is_missed else ""
         if is_missed:
             news = f"missed: {len(closed.arrived)} updates came{cause}"

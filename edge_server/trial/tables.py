@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from edge_server.fleet.reading_cell import MARKS
-from edge_server.journal.compared import compared_metric, device_value, devices_value, server_value
+from edge_server.journal.compared import compared_metric, device_value, devices_value, devices_values, server_value
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
@@ -30,6 +30,7 @@ from edge_server.journal.records import (
     drop_void,
 )
 from edge_server.journal.runs import RunSummary, make_round_namer
+from edge_server.report.summarise import is_personal
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits_width
@@ -79,10 +80,11 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         if isinstance(record, Evaluated) and record.personal
     }
     personal_column = ("personal",) * bool(personal_values)
+    metric_column, values = _common_values(records, closed)
     silent_by_round, name = _silent_by_round(records), make_round_namer(records)
     failed_column = ("failed",) * any(record.failed or record.round in silent_by_round for record in closed)
     by_name = ("slowest\ndevice",) * summarised
-    headings = ("round", "updates", *failed_column, *personal_column, metric.name, "loss", "seconds", "slowest")
+    headings = ("round", "updates", *failed_column, *personal_column, metric_column, "loss", "seconds", "slowest")
     headings += (*by_name, "joules")
     rows = []
     for index, record in enumerate(closed):
@@ -92,7 +94,7 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         cost = costs.get(record.round, {})
         personal = (metric.format(personal_values.get(record.round)) for _ in personal_column)
-        training = (metric.format(server_value(record, metric)), format_number(record.loss), f"{record.seconds:.2f}")
+        training = (metric.format(values.get(record.round)), format_number(record.loss), f"{record.seconds:.2f}")
         failed = (_some([*record.failed, *silent_by_round.get(record.round, ())]) for _ in failed_column)
         slowest_cells = (slowest_device(cost, split=split) for _ in by_name)
         rows.append((name(record.round), updates, *failed, *personal, *training))
@@ -101,6 +103,17 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
     wider = _with_terms(table, closed)
     return wider if width is None or fits_width(wider, width) else table
+
+
+def _common_values(
+    records: Sequence[AnyRecord], closed: Sequence[RoundClosed]
+) -> tuple[str, Mapping[int, float | None]]:
+    """Return the heading and each round's metric of the common model: the devices' if the server tests none."""
+    metric = compared_metric(records)
+    values = {record.round: server_value(record, metric) for record in closed}
+    if not is_personal(records) and set(values.values()) <= {None} and (measured := devices_values(records)):
+        return f"{metric.name}\non devices", measured
+    return metric.name, values
 
 
 def _with_terms(table: TextTable, closed: Sequence[RoundClosed]) -> TextTable:

@@ -1,40 +1,65 @@
-"""Metric of a release, computed without torch or custom code."""
+"""Metric of a release: built-in, or the user's where this process allows its code."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from socket import gethostname
 
 import msgspec
 
+from shared.errors import ConfigError
 from shared.objectives.base import Objective, build_objective
 from shared.objectives.metric_sums import MetricSums
 from shared.objectives.metric_table import METRICS
 from shared.objectives.metrics import Array
+from shared.plugins import require_same
 from shared.protocol.inference.release import ReleaseTask
+from shared.protocol.messages import PluginVersion
 from shared.protocol.objective import ObjectiveSpec, Target
+
+log = logging.getLogger(__name__)
 
 RELATIVE = frozenset({"mae", "quantile_loss", "rmse"})
 """Metrics in the unit of the targets: a drop is a share of the reference's value, and of others a difference."""
 BATCH = 64
 
 
-def find_objective(task: ReleaseTask | msgspec.UnsetType) -> Objective | None:
-    """Return the objective of a release's first built-in metric; None if all its metrics are the user's own.
+def find_objective(
+    task: ReleaseTask | msgspec.UnsetType, plugins: Iterable[PluginVersion] | msgspec.UnsetType = ()
+) -> Objective | None:
+    """Return the objective of a release's first metric that this process can compute; None if there is none.
+
+    A metric of the user counts where its code is installed, allowed, and the same as in training.
+
+    Args:
+        plugins: Code of the user that the release was trained with.
 
     Raises:
-        ConfigError: The metric does not suit the kind of task.
+        ConfigError: A built-in metric does not suit the kind of task.
     """
     if task is msgspec.UNSET:
         return build_objective()
-    names = [name for name in task.metrics if name in METRICS]
-    if not names:
-        return None
-    direction = task.direction if names[0] == task.metrics[0] else msgspec.UNSET
-    target = Target(metric=names[0], direction=direction)
+    expected = {plugin.name: plugin for plugin in plugins or () if plugin.kind == METRICS.kind}
+    for name in task.metrics:
+        try:
+            if name in expected:
+                require_same([expected[name]], [METRICS], gethostname())
+            return _build_objective(task, name)
+        except ConfigError as error:
+            if name in METRICS:
+                raise
+            log.warning("metric %s is not measured here: %s", name, error)
+    return None
+
+
+def _build_objective(task: ReleaseTask, name: str) -> Objective:
+    direction = task.direction if name == task.metrics[0] else msgspec.UNSET
     loss = "mse" if task.kind == "custom" else ""
+    target = Target(metric=name, direction=direction)
     return build_objective(
-        ObjectiveSpec(kind=task.kind, loss=loss, loss_options=task.options, metrics=(names[0],), target=target)
+        ObjectiveSpec(kind=task.kind, loss=loss, loss_options=task.options, metrics=(name,), target=target)
     )
 
 

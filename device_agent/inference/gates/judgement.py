@@ -97,8 +97,9 @@ def run_gates(job: GateJob, report: Callable[[Entering], None], lift_limit: Call
 
 def compare_own_model(job: OwnJob) -> GateVerdict:
     """Compare the accuracy of the device's own parameters with the release's on held-out examples."""
-    task = read_manifest(job.manifest, "manifest").task
-    objective, examples = find_objective(task), _load_held_out(job.data, task)
+    manifest = read_manifest(job.manifest, "manifest")
+    objective = find_objective(manifest.task, manifest.source.plugins)
+    examples = _load_held_out(job.data, manifest.task)
     if examples is None or objective is None:
         return GateVerdict()
     parts = {name: Path(path) for name, path in job.parts.items()}
@@ -297,8 +298,9 @@ def _time_alternately(models: list[OpenModel], example: NDArray[Any]) -> tuple[f
 
 def _measure_accuracy(figures: dict[str, Any], job: GateJob, store: BoardStore) -> str:
     """Measure both accuracies, or other metrics, if there are examples; return why the candidate is worse, or ""."""
-    task = store.manifest(job.name, job.candidate).task
-    objective, examples = find_objective(task), _load_held_out(job.data, task) if job.data else None
+    manifest = store.manifest(job.name, job.candidate)
+    objective = find_objective(manifest.task, manifest.source.plugins)
+    examples = _load_held_out(job.data, manifest.task) if job.data else None
     if examples is None or job.data is None or objective is None:
         return ""
     new = _open_answering(store, job, job.candidate)
@@ -306,8 +308,11 @@ def _measure_accuracy(figures: dict[str, Any], job: GateJob, store: BoardStore) 
     if new is None:
         return ""
     with _explain_runtime(job):
-        value = measure_metric(objective, new, examples, job.data)
-        old_value = measure_metric(objective, old, examples, job.data) if old else None
+        try:
+            value = measure_metric(objective, new, examples, job.data)
+            old_value = measure_metric(objective, old, examples, job.data) if old else None
+        except ConfigError as error:  # the metric does not accept the outputs
+            raise GateFailed(f"accuracy: {error}") from error
     figures |= _figures(objective, value, old_value, len(examples))
     return judge_metric(objective, value, old_value, len(examples), job.terms.max_drop)
 

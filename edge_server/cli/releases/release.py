@@ -250,9 +250,10 @@ def _list_releases(options: argparse.Namespace) -> None:
     if options.format == "json":
         _print_json([_summary(manifest) for manifest in manifests])
         return
+    metric = "metric" if any(manifest.task for manifest in manifests) else "accuracy"
     columns = (
         *(TextColumn("release"), TextColumn("run"), TextColumn("round", right=True), TextColumn("model")),
-        *(TextColumn("accuracy", right=True), TextColumn("parameters", right=True), TextColumn("created")),
+        *(TextColumn(metric, right=True), TextColumn("parameters", right=True), TextColumn("created")),
     )
     rows = [
         (
@@ -271,6 +272,8 @@ def _list_releases(options: argparse.Namespace) -> None:
 def _summary(manifest: ReleaseManifest) -> dict[str, object]:
     """Return the JSON summary of a release."""
     source = {name: getattr(manifest.source, name) for name in ("run", "round", "accuracy", "personal")}
+    if manifest.task:
+        source |= {"metric": manifest.task.metrics[0], "value": manifest.task.values.get(manifest.task.metrics[0])}
     sizes = {"parameters_bytes": manifest.parameters.size, "graph_sha256": manifest.graph.part.sha256}
     return {"release": manifest.reference, **source, "model": manifest.model.name, **sizes, "created": manifest.created}
 

@@ -17,8 +17,12 @@ from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates import judgement
 from device_agent.inference.gates.process import GateJob, GateProcess, OwnJob
 from device_agent.inference.settings import InferenceSettings
+from device_agent.projects.environment import INSTALLED, export_plugins
+from shared import registry
 from shared.data.spec import Data
-from shared.protocol.inference.release import GRAPH, Reduction, write_manifest
+from shared.plugins import folder_digest
+from shared.protocol.inference.release import GRAPH, Reduction, ReleaseTask, write_manifest
+from shared.protocol.messages import PluginVersion
 from shared.protocol.update import UpdateTerms
 from tests.device_agent.inference.releases import damaged, linear_release, put
 from tests.device_agent.inference.test_own_model import write_own
@@ -197,6 +201,50 @@ def test_the_gates_as_a_process(tmp_path):
     small = msgspec.structs.replace(SETTINGS, memory_bytes=1 * MIB)
     found = run(GateProcess(tmp_path / "small", small), tmp_path / "small")
     assert found.reason
+
+
+def gate_by(folder: Path, data: Data, metric: str, w: list[float], plugins: tuple[PluginVersion, ...]) -> GateVerdict:
+    """Return the verdict of a process on a release that is compared by a metric of the user."""
+    weights = np.zeros((4, 2))
+    weights[0] = w
+    manifest, parts = linear_release(2, weights)
+    source = msgspec.structs.replace(manifest.source, plugins=plugins)
+    task = ReleaseTask(kind="classification", metrics=(metric,), direction="max")
+    put(folder, linear_release(1), committed=True)
+    store = put(folder, (msgspec.structs.replace(manifest, task=task, source=source), parts))
+    return asyncio.run(GateProcess(folder, SETTINGS, data=data)(store.record("points")))
+
+
+def test_a_metric_of_a_listed_project_gates_where_its_code_is_the_one_of_the_training(tmp_path, points, monkeypatch):
+    """Not listed, or other code: the release is accepted without it. A metric that raises refuses, with its name."""
+    for name in (registry.VARIABLE, INSTALLED):
+        monkeypatch.setenv(name, "")
+    package = tmp_path / "projects" / "air" / "0.1.0" / "air"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "scores.py").write_text(
+        "def margin(outputs, labels):\n"
+        "    return (outputs[:, 1] - outputs[:, 0]) * (2 * labels - 1)\n\n\n"
+        "def broken(outputs, labels):\n"
+        "    raise ValueError('no such column')\n"
+    )
+    (tmp_path / "projects" / "air" / "current").symlink_to("0.1.0")
+    name = "air.scores:margin"
+    same = PluginVersion(kind="metric", name=name, digest=folder_digest(package))
+    other = msgspec.structs.replace(same, digest="0" * 64)
+    worse = [-0.1, 0.1]
+    assert gate_by(tmp_path / "unlisted", points, name, worse, (same,)).metric == ""
+    export_plugins([], ["air"], tmp_path)
+    found = gate_by(tmp_path / "worse", points, name, worse, (same,))
+    assert found.reason.startswith("accuracy")
+    assert names_all(found.reason, name, 40, "allowed drop")
+    assert found.metric == name
+    assert found.value < found.old_value
+    assert gate_by(tmp_path / "better", points, name, [-2.0, 2.0], (same,)).reason == ""
+    changed = gate_by(tmp_path / "changed", points, name, worse, (other,))
+    assert (changed.reason, changed.metric) == ("", "")
+    raised = gate_by(tmp_path / "raised", points, "air.scores:broken", worse, ())
+    assert names_all(raised.reason, "accuracy", "air.scores:broken", "no such column")
 
 
 CHILD = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -47,6 +48,12 @@ def test_devices_that_did_not_answer_and_nobody_to_ask_are_causes_too():
     assert names_all(shown(left_out), "a")
     silent = LeftOut(device="a", instance="1", cause="not a word of it", round=1, at=1.0, silent=True)
     assert names_all(shown(silent), "a", "not a word of it")
+
+
+def test_where_devices_alone_evaluate_a_round_shows_their_figure():
+    end = RoundClosed(round=2, outcome="aggregated", arrived=("a",), seconds=1.0, device_accuracy=0.5)
+    assert names_all(shown(end), "accuracy on devices before it 0.5000")
+    assert "on devices" not in shown(msgspec.structs.replace(end, accuracy=0.25))
 
 
 def test_after_some_misses_in_a_row_it_says_what_to_do():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from edge_server.journal.records import RoundClosed
+from edge_server.journal.records import Evaluated, RoundClosed
 from edge_server.trial.tables import MAX_DEVICE_COLUMNS, rounds_table, slowest_device
 from shared.protocol.measurements import Cost
 from shared.runtime.text_table import fits_width
@@ -44,6 +45,19 @@ def test_more_devices_are_summarized(count):
 
 def test_each_device_has_a_column_where_asked_for():
     assert len(headings(50, each_device=True)) == len(headings(8)) + 42
+
+
+def test_without_test_data_of_the_server_a_round_shows_its_model_on_the_devices():
+    """As all devices measured it, else those of the next round, which begins with it; a missed one has none."""
+    rounds = [closed(number, 2) for number in (1, 2, 3, 4)]
+    rounds[1] = msgspec.structs.replace(rounds[1], device_accuracy=0.25)
+    rounds[2] = msgspec.structs.replace(rounds[2], device_accuracy=0.5)
+    evaluated = [Evaluated(round=number, accuracy=value, by_device={}) for number, value in ((2, 0.75), (4, 0.875))]
+    table = rounds_table([*rounds, *evaluated])
+    index = [column.heading for column in table.columns].index("accuracy\non devices")
+    assert [row[index] for row in table.rows] == ["0.2500", "0.7500", "-", "0.8750"]
+    tested = [msgspec.structs.replace(rounds[0], accuracy=0.1), *rounds[1:]]
+    assert [row[index] for row in rounds_table([*tested, *evaluated]).rows] == ["0.1000", "-", "-", "-"]
 
 
 def test_the_slowest_device_is_named():

@@ -1,4 +1,4 @@
-"""Metrics of releases: built-in ones only, with drops in their own sense."""
+"""Metrics of releases, with drops in their own sense."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_release_without_a_task_is_compared_by_its_accuracy():
     assert drop_of(objective, 0.70, 0.75) == pytest.approx(0.05)
 
 
-def test_the_first_built_in_metric_stands_for_one_of_the_user():
+def test_the_next_metric_stands_for_one_whose_code_is_not_allowed_here():
     assert find_objective(task("field:largest")) is None
     objective = find_objective(task("field:largest", "mae", "r2", direction="max"))
     assert (objective.metric, objective.direction) == ("mae", "min")
