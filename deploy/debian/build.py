@@ -46,7 +46,7 @@ BACKPORTS = ("exceptiongroup", "taskgroup", "tomli", "typing-extensions")
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
 """As Debian's own tools are told it."""
 
-TABLES = ("markdown-it-py", "mdurl", "pygments", "rich", "segno")
+TABLES = ("jinja2", "markdown-it-py", "markupsafe", "mdurl", "pygments", "rich", "segno")
 """What the server shows people things by."""
 
 

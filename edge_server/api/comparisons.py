@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from edge_server.api.figures import RunFigure
 from edge_server.api.runs import Run, make_frame
 from edge_server.journal.runs import StoredRun
@@ -12,7 +14,7 @@ from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_page import render_errors
 from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.replay.comparison.stored_runs import gap_between_runs
-from edge_server.report.html import element, render_fragment
+from edge_server.report.html import macro, render_fragment
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -56,8 +58,8 @@ class Comparison:
         return f"<Comparison of {first} and {second}: {self.gap.rounds} rounds, final model {self.gap.model}>"
 
     def _repr_html_(self) -> str:
-        facts = element("ul", [element("li", line) for line in lines(self.gap)])
-        return render_fragment([facts, render_errors(self.gap.spreads)])
+        facts = macro("items")(lines(self.gap))
+        return render_fragment(Markup("{}{}").format(facts, render_errors(self.gap.spreads)))
 
 
 def compare(first: Run, second: Run) -> Comparison:

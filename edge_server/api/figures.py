@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from edge_server.report.digest import Digest
-from edge_server.report.html import document, element, render_fragment
+from edge_server.report.html import clean, document, render_fragment
 from edge_server.report.page import render_progress
 from shared.runtime.durable import replace_file
 
@@ -22,7 +24,7 @@ class RunFigure:
     @property
     def html(self) -> str:
         """The plot as a complete page."""
-        return document(self._title, [element("h1", self._title), self._content])
+        return document(self._title, Markup("<h1>{}</h1>{}").format(clean(self._title), self._content))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file and return its path."""
@@ -31,7 +33,7 @@ class RunFigure:
         return file
 
     def _repr_html_(self) -> str:
-        return render_fragment([self._content])
+        return render_fragment(self._content)
 
     def __repr__(self) -> str:
         return f"<RunFigure of {self._title}; show it in a notebook, or write it with .save('figure.html')>"

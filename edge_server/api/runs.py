@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from markupsafe import Markup
 from torch import nn
 
 from edge_server.api.figures import RunFigure
@@ -21,7 +22,7 @@ from edge_server.plan.data_folder import DATA_DIR
 from edge_server.plan.plan import Plan
 from edge_server.release.run_model import read_network
 from edge_server.report.digest import Amount, DeviceDigest, Digest, RoundDigest, TaskDigest
-from edge_server.report.html import element, render_fragment
+from edge_server.report.html import clean, render_fragment
 from edge_server.report.summarise import digest_run
 from edge_server.report.tables import summary_table
 from edge_server.report.targets import last_evaluated
@@ -129,7 +130,7 @@ class Run:
         return f"<Run {self.name}: {outcome}{figure}>"
 
     def _repr_html_(self) -> str:
-        return render_fragment([element("p", repr(self)[1:-1]), summary_table([self.digest])])
+        return render_fragment(Markup("<p>{}</p>{}").format(clean(repr(self)[1:-1]), summary_table([self.digest])))
 
 
 def open_run(name: str | os.PathLike[str] = LAST, *, data_dir: str | os.PathLike[str] = DATA_DIR) -> Run:

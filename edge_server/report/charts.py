@@ -1,13 +1,14 @@
-"""Line charts as SVG that scale with the page and take its colours."""
+"""Line charts and bars as data, which templates draw as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from edge_server.report.axes import Axis, format_tick
-from edge_server.report.html import Markup, element, join, number
+from markupsafe import Markup
+
+from edge_server.report.axes import Axis, ticks
 
 T = TypeVar("T")
 COLOURS = 8
@@ -22,8 +23,7 @@ SHAPES = (
     "m0-3l2.7 4.7h-5.4z",
     "m0-3.1l3.1 3.1l-3.1 3.1l-3.1-3.1z",
 )
-WIDTH, HEIGHT = 360, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 348, 10, 182
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 348.0, 10.0, 182.0
 
 
 @dataclass(frozen=True)
@@ -50,70 +50,43 @@ class ChartLine:
     band: Sequence[tuple[float, float, float]] = ()
 
 
-def chart(
-    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[ChartLine]
-) -> Markup:
-    """Return a line chart as a figure.
+@dataclass(frozen=True)
+class Chart:
+    """A line chart.
 
-    Args:
+    Attributes:
         title: Name and unit of the y axis; also the caption.
         across: Name and unit of the x axis.
-        x_ticks: Round values that enclose all x, as `axes.ticks` returns them.
         curves: Those without points are omitted.
     """
-    x, y = Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP)
-    content = [frame(x, y, across), *(_curve(curve, x, y) for curve in curves if curve.points)]
-    return figure(title, drawing(f"{title} over {across}", content))
+
+    title: str
+    across: str
+    x: Axis
+    y: Axis
+    curves: Sequence[ChartLine] = ()
 
 
-def figure(caption: str, content: Markup) -> Markup:
-    """Return a drawing with its caption."""
-    return element("figure", [element("figcaption", caption), content])
+@dataclass(frozen=True)
+class Slice:
+    """A part of a bar: its CSS class, its size and its tooltip."""
+
+    name: str
+    size: float
+    title: str
 
 
-def drawing(name: str, content: Iterable[str], *, width: float = WIDTH, height: float = HEIGHT) -> Markup:
-    """Return an SVG that scales to the width of its container.
-
-    Args:
-        name: Label for screen readers.
-        width: In units of the drawing; the height too.
-    """
-    return element("svg", content, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=name)
+def chart(
+    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[ChartLine] = ()
+) -> Chart:
+    """Return a line chart; the ticks are round values that enclose all x or y, as `axes.ticks` returns them."""
+    return Chart(title, across, Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP), curves)
 
 
-def frame(x: Axis, y: Axis, across: str) -> Markup:
-    """Return both axes with their ticks, and the name of the x axis."""
-    rules = "".join(f"M{LEFT} {number(y.at(tick))}H{RIGHT}" for tick in y.ticks)
-    strokes = "".join(f"M{number(x.at(tick))} {BOTTOM}v4" for tick in x.ticks)
-    texts = [
-        element("text", format_tick(tick), x=LEFT - 6, y=y.at(tick) + 3.5, text_anchor="end") for tick in y.ticks
-    ] + [element("text", format_tick(tick), x=x.at(tick), y=BOTTOM + 16, text_anchor="middle") for tick in x.ticks]
-    name = element("text", across, x=(LEFT + RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle", class_="name")
-    return join([element("path", d=rules, class_="rule"), element("path", d=strokes, class_="tick"), *texts, name])
-
-
-def _curve(curve: ChartLine, x: Axis, y: Axis) -> Markup:
-    colour = f"c{curve.colour % COLOURS}"
-    points = thin_points(curve.points)
-    parts = []
-    if curve.band:
-        band = thin_points(curve.band)
-        upper = [f"{number(x.at(at))} {number(y.at(most))}" for at, _, most in band]
-        lower = [f"{number(x.at(at))} {number(y.at(least))}" for at, least, _ in reversed(band)]
-        parts.append(element("path", d=f"M{'L'.join([*upper, *lower])}z", class_="band"))
-    line = "L".join(f"{number(x.at(point.x))} {number(y.at(point.y))}" for point in points)
-    parts.append(element("path", d=f"M{line}", class_="line"))
-    shape = SHAPES[curve.colour % len(SHAPES)]
-    parts += [
-        element(
-            "path",
-            element("title", f"{curve.name}: {point.title}"),
-            d=f"M{number(x.at(point.x))} {number(y.at(point.y))}{shape}",
-            class_="point",
-        )
-        for point in points
-    ]
-    return element("g", parts, class_=f"{colour} many" if len(points) > MANY_POINTS else colour)
+def upright_ticks(heights: Sequence[float]) -> tuple[float, ...]:
+    """Return y ticks; from 0 if that leaves at least half of the height to the data."""
+    least, most = min(heights), max(heights)
+    return ticks(0.0 if 0 <= least < most / 2 else least, most)
 
 
 def thin_points(points: Sequence[T], most: int = MOST_POINTS) -> Sequence[T]:
@@ -123,8 +96,6 @@ def thin_points(points: Sequence[T], most: int = MOST_POINTS) -> Sequence[T]:
     return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
 
 
-def key(colour: int) -> Markup:
-    """Return a short sample of a curve for a legend."""
-    shape = SHAPES[colour % len(SHAPES)]
-    parts = (element("path", d="M0 6H26", class_="line"), element("path", d=f"M13 6{shape}", class_="point"))
-    return element("svg", element("g", parts, class_=f"c{colour % COLOURS}"), viewBox="0 0 26 12", class_="key")
+def mark_shape(colour: int) -> Markup:
+    """Return the path of a curve's marker."""
+    return Markup(SHAPES[colour % len(SHAPES)])  # noqa: S704 - a constant

@@ -10,11 +10,11 @@ import msgspec
 from edge_server.fleet.reading_cell import MARKS
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.report.digest import Amount
-from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
 from shared.protocol.unit import Units
 from shared.protocol.units import BYTES, JOULES, SECONDS, choose_unit
 
+NOTHING = "\N{EN DASH}"
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 PLAIN = (1e-3, 1e6)
 """Numbers in this range are written without a power of ten."""
@@ -53,6 +53,11 @@ def format_amount(amount: Amount, kind: str) -> str:
     unit, size = unit_of(abs(amount.value), kind) if amount.value else unit_of(1.0, kind)
     mark = MARKS[amount.quality] if amount.quality else ""
     return " ".join(filter(None, ("" if amount.whole else AT_LEAST, format_number(amount.value / size), unit, mark)))
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with its unit."""
+    return format_amount(Amount(value=count), "bytes")
 
 
 def format_number(value: float) -> str:

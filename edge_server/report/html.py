@@ -1,98 +1,80 @@
-"""HTML and SVG builder that escapes everything except `Markup`.
+"""HTML from jinja2 templates that escape every text and load nothing.
 
 Device names and causes come from devices, so none of them may end up as markup. The page's policy loads nothing.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
+from typing import Any
 
-NOTHING = "\N{EN DASH}"
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from edge_server.report.axes import format_tick
+from edge_server.report.charts import COLOURS, MANY_POINTS, mark_shape, thin_points
+from edge_server.report.formatting import format_bytes
+
 MAX_TEXT = 300
-_VOID = frozenset({"meta"})
-
 SCOPE = "fieldfleet"
 """Class of the element that embedded content is in."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy of the page: nothing may be loaded or run."""
 
 
-class Markup(str):
-    """Text that is markup already; made only by this module and from constants."""
-
-    __slots__ = ()
-
-
-def escape(text: str) -> Markup:
-    """Return text escaped, cut to `MAX_TEXT` and without unprintable characters; markup is unchanged."""
-    if isinstance(text, Markup):
-        return text
-    if len(text) > MAX_TEXT:
-        text = text[:MAX_TEXT] + "\N{HORIZONTAL ELLIPSIS}"
-    return _safe(text)
-
-
-def _safe(text: str) -> Markup:
-    if not text.isprintable():
-        text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return Markup(html.escape(text))
+def clean(value: object) -> object:
+    """Return a value as a page shows it: texts cut and printable, coordinates with one decimal; markup is unchanged."""
+    match value:
+        case Markup():
+            return value
+        case str():
+            text = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "\N{HORIZONTAL ELLIPSIS}"
+            return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+        case float():
+            return f"{value:.1f}".removesuffix(".0")
+        case _:
+            return value
 
 
-def join(parts: Iterable[str] = ()) -> Markup:
-    """Return texts and markup concatenated."""
-    return Markup("".join(map(escape, parts)))
-
-
-def element(name: str, content: str | Iterable[str] = (), /, **attributes: float | str | None) -> Markup:
-    """Return an element.
-
-    Args:
-        content: A text or markup, or several.
-        attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are omitted.
-    """
-    inner = escape(content) if isinstance(content, str) else join(content)
-    attribute_text = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
-        for key, value in attributes.items()
-        if value is not None
+@cache
+def _environment() -> Environment:
+    folder = FileSystemLoader(str(files("edge_server.report").joinpath("templates")))
+    environment = Environment(
+        loader=folder, autoescape=True, finalize=clean, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return Markup(f"<{name}{attribute_text}>" if name in _VOID else f"<{name}{attribute_text}>{inner}</{name}>")
+    environment.filters |= {
+        "bytes": format_bytes,
+        "shape": mark_shape,
+        "thin": thin_points,
+        "tick": format_tick,
+    }
+    environment.globals |= {"COLOURS": COLOURS, "MANY_POINTS": MANY_POINTS}
+    return environment
 
 
-def _value(value: float | str) -> str:
-    return _safe(value) if isinstance(value, str) else number(value)
+def render(template: str, **values: object) -> Markup:
+    """Return a template filled with values."""
+    return Markup(_environment().get_template(template).render(values))  # noqa: S704 - the template escapes
 
 
-def number(value: float) -> str:
-    """Return a coordinate with one decimal, all that a screen can show."""
-    return f"{value:.1f}".removesuffix(".0")
+def macro(name: str) -> Callable[..., Markup]:
+    """Return a macro of `macros.html` as a function."""
+    macros: Any = _environment().get_template("macros.html").module
+    function: Callable[..., Markup] = getattr(macros, name)
+    return function
 
 
-def document(title: str, content: Iterable[str]) -> str:
+def document(title: str, content: Markup) -> str:
     """Return a complete page with its style, for light and dark screens."""
-    head = element(
-        "head",
-        [
-            element("meta", charset="utf-8"),
-            element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("meta", name="color-scheme", content="light dark"),
-            element("title", title),
-            element("style", _style()),
-        ],
-    )
-    body = element("body", element("main", content))
-    return f"<!doctype html>\n{element('html', [head, body], lang='en')}\n"
+    return render("document.html", title=title, content=content, style=_style())
 
 
-def render_fragment(content: Iterable[str]) -> str:
+def render_fragment(content: Markup) -> str:
     """Return content as a part of another page, such as a notebook, with the style restricted to it."""
     frame = f".{SCOPE} {{ padding: 8px; background: var(--paper); color: var(--ink); }}"
-    scoped = f".{SCOPE} {{\n{_style().replace(':root', '&')}}}"
-    return element("div", [element("style", Markup(f"{frame}\n{scoped}\n")), *content], class_=SCOPE)
+    style = f"{frame}\n.{SCOPE} {{\n{_style().replace(':root', '&')}}}\n"
+    return Markup('<div class="{}"><style>{}</style>{}</div>').format(SCOPE, Markup(style), content)  # noqa: S704
 
 
 def _style() -> Markup:
-    return Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))
+    return Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))  # noqa: S704 - ours

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+
+from markupsafe import Markup
 
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.rollouts.state import RolloutState
-from edge_server.report import formatting
-from edge_server.report.charts import key
 from edge_server.report.digest import Digest, common_metric, metric_name
-from edge_server.report.html import Markup, document, element, join
+from edge_server.report.formatting import LEGEND, format_spec
+from edge_server.report.html import document, macro, render
 from edge_server.report.sections.accuracy import accuracy
 from edge_server.report.sections.decisions import decisions
 from edge_server.report.sections.progress import progress
@@ -24,6 +26,16 @@ from edge_server.report.targets import default_targets as usual_targets
 
 WIDE = 3
 """Runs from which the outcome table takes the whole width."""
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """Section of the page; its name is the fragment of its address, `report.html#outcome`."""
+
+    name: str
+    title: str
+    content: Markup
+    note: str = ""
 
 
 def render_page(
@@ -40,93 +52,69 @@ def render_page(
         rollouts: Rollouts of releases of these runs.
         sites: Digests of those runs that are sites of one plan.
     """
-    accuracies = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    outcome, *others = _sections(runs, accuracies)
-    site_sections = [
-        _section("sites" if number == 1 else f"sites-{number}", _sites_title(digest, sites), sites_section(digest))
-        for number, digest in enumerate(sites, 1)
-    ]
-    return document(title, [_header(runs, title), outcome, *site_sections, *others, *_rollouts(rollouts), _footer()])
-
-
-def _sites_title(digest: SitesDigest, sites: Sequence[SitesDigest]) -> str:
-    return "Sites" if len(sites) == 1 else f"Sites of {digest.name.removesuffix(' (all sites)')}"
-
-
-def _header(runs: Sequence[Digest], title: str) -> Markup:
-    return element("header", [element("h1", title), _runs(runs)])
-
-
-def _runs(runs: Sequence[Digest]) -> Markup:
-    items = [
-        element("li", [key(colour), element("b", name), element("span", _describe_run(run))])
-        for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
-    ]
-    return element("ul", items, class_="runs")
+    sections = [*_site_sections(sites), *_run_sections(runs)]
+    if rollouts:
+        note = "Releases of these runs that were rolled out at the site, from the journals of rollouts."
+        sections.append(PageSection("rollouts", "Rollouts", rollouts_section(rollouts), note))
+    content = render(
+        "page.html",
+        title=title,
+        runs=list(zip(run_names(runs), map(_describe_run, runs), strict=True)),
+        is_wide=len(runs) >= WIDE,
+        top=_outcome_sections(runs, list(targets) or usual_targets(runs)),
+        sections=sections,
+        footer=(LEGEND, f"Made by fieldfleet {version('fieldfleet')}."),
+    )
+    return document(title, content)
 
 
 def _describe_run(run: Digest) -> str:
     kind = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
-    algorithm, model = (formatting.format_spec(spec) for spec in (run.plan.algorithm, run.plan.model))
-    return f"{algorithm} · {model} · seed {run.plan.seed} · {kind}"
+    return f"{format_spec(run.plan.algorithm)} · {format_spec(run.plan.model)} · seed {run.plan.seed} · {kind}"
 
 
-def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
+def _outcome_sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[PageSection]:
     change_note = " Small numbers: change from the first run." if len(runs) > 1 else ""
     clock_note = " Wall and virtual seconds are mixed." if len({*map(clock_kind, runs)}) > 1 else ""
-    outcome = _section(
-        "outcome",
-        "Outcome",
-        summary_table(runs),
-        f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}",
-    )
-    metric = common_metric(runs)
-    name = "an accuracy" if metric == ACCURACY else f"a value of {metric_name(runs)}"
-    heading = "Accuracy" if metric == ACCURACY else metric_name(runs)
-    cost_section = _section(
-        "targets",
-        f"Cost to reach {name}",
-        targets_table(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
-        f"Resources used by the end of the first round whose model reached the {metric_name(runs)}.",
-    )
+    note = f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
+    name = metric_name(runs)
+    goal = "an accuracy" if common_metric(runs) == ACCURACY else f"a value of {name}"
+    costs = targets_table(runs, targets) if targets else Markup("<p>No run's model was evaluated on test data.</p>")
+    cost_note = f"Resources used by the end of the first round whose model reached the {name}."
     return [
-        element("div", [outcome, cost_section], class_="two" if len(runs) < WIDE else None),
-        _section("progress", "Accuracy and loss" if metric == ACCURACY else "Metrics and loss", render_progress(runs)),
-        *(_section("accuracy", f"{heading} by class and by device", content) for content in accuracy(runs)),
-        _section("timeline", "Timeline of rounds", _each(runs, timeline)),
-        _section("time-energy", "Time and energy of the devices", _each(runs, time_and_energy)),
-        _section("decisions", "Decisions", _each(runs, decisions)),
-        _section("facts", "Facts", facts_table(runs)),
+        PageSection("outcome", "Outcome", summary_table(runs), note),
+        PageSection("targets", f"Cost to reach {goal}", costs, cost_note),
+    ]
+
+
+def _site_sections(sites: Sequence[SitesDigest]) -> list[PageSection]:
+    titles = ["Sites"] if len(sites) == 1 else [f"Sites of {site.name.removesuffix(' (all sites)')}" for site in sites]
+    names = ["sites", *(f"sites-{number}" for number in range(2, len(sites) + 1))]
+    return [PageSection(*entry) for entry in zip(names, titles, map(sites_section, sites), strict=False)]
+
+
+def _run_sections(runs: Sequence[Digest]) -> list[PageSection]:
+    is_share = common_metric(runs) == ACCURACY
+    title = f"{'Accuracy' if is_share else metric_name(runs)} by class and by device"
+    by_class = accuracy(runs)
+    return [
+        PageSection("progress", "Accuracy and loss" if is_share else "Metrics and loss", render_progress(runs)),
+        *([PageSection("accuracy", title, by_class)] if by_class is not None else []),
+        PageSection("timeline", "Timeline of rounds", _each(runs, timeline)),
+        PageSection("time-energy", "Time and energy of the devices", _each(runs, time_and_energy)),
+        PageSection("decisions", "Decisions", _each(runs, decisions)),
+        PageSection("facts", "Facts", facts_table(runs)),
     ]
 
 
 def render_progress(runs: Sequence[Digest]) -> Markup:
     """Return the curves of accuracy and loss, with a legend for several runs."""
-    return join([_runs(runs), progress(runs)]) if len(runs) > 1 else progress(runs)
-
-
-def _rollouts(rollouts: Sequence[RolloutState]) -> list[Markup]:
-    note = "Releases of these runs that were rolled out at the site, from the journals of rollouts."
-    return [_section("rollouts", "Rollouts", rollouts_section(rollouts), note)] if rollouts else []
-
-
-def _section(name: str, title: str, content: str, note: str = "") -> Markup:
-    """Return a section; its name is the fragment of its address, `report.html#outcome`."""
-    note_element = element("p", note, class_="note") if note else ""
-    return element("section", [element("h2", title), note_element, content], id=name)
+    names = [(name, _describe_run(run)) for name, run in zip(run_names(runs), runs, strict=True)]
+    legend = macro("run_list")(names) if len(runs) > 1 else ""
+    return Markup("{}{}").format(legend, progress(runs))
 
 
 def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
-    return join(
-        (
-            element("article", [element("h3", name) if len(runs) > 1 else "", show(run)])
-            for name, run in zip(run_names(runs), runs, strict=True)
-        )
-    )
-
-
-def _footer() -> Markup:
-    return element(
-        "footer", [element("p", formatting.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}.")]
-    )
+    names = run_names(runs) if len(runs) > 1 else [""]
+    return macro("articles")(list(zip(names, map(show, runs), strict=True)))

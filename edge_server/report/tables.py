@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
+from markupsafe import Markup
 
-from edge_server.report import formatting
 from edge_server.report import targets as compare
-from edge_server.report.charts import key
 from edge_server.report.digest import ARRIVALS, Amount, Digest, Traffic, common_metric, metric_name
-from edge_server.report.html import NOTHING, Markup, element, join
+from edge_server.report.formatting import (
+    NOTHING,
+    bytes_label,
+    format_amount,
+    format_change,
+    format_loss,
+    format_metric,
+    format_metric_change,
+    format_section,
+    format_spec,
+)
+from edge_server.report.html import clean, macro, render
 
 PERSONAL_MODELS = "the devices' own models"
 MOST_DEVICES = 20
 """Devices of a plan that are printed."""
+
+FACTS: Mapping[str, Callable[[Digest], str]] = {
+    "trial": lambda run: run.plan.name,
+    "kind": lambda run: f"{'live' if run.live else 'replay'}, {clock_kind(run)} seconds",
+    "started": lambda run: run.started or NOTHING,
+    "algorithm": lambda run: format_spec(run.plan.algorithm),
+    "model": lambda run: format_spec(run.plan.model),
+    "codec": lambda run: format_spec(run.plan.codec),
+    "training": lambda run: format_section(run.plan.hyper),
+    "data": lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'",
+    "partition": lambda run: format_section(run.plan.partition),
+    "cohort": lambda run: format_section(run.plan.cohort),
+    "a round ends": lambda run: format_section(run.plan.round),
+    "budget": lambda run: format_section(run.plan.budget) or "none",
+    "seed": lambda run: str(run.plan.seed),
+    "versions": lambda run: _list_counts(sorted(run.versions.items())) or NOTHING,
+    "agents": lambda run: ", ".join(sorted({device.version for device in run.devices} - {""})) or NOTHING,
+    "devices that took part": lambda run: str(len(run.devices)),
+    "boards": lambda run: ", ".join(sorted({device.board for device in run.devices} - {""})) or NOTHING,
+    "server processes": lambda run: str(run.servers or NOTHING),
+    "disconnections of devices": lambda run: (
+        str(sum(device.went_away for device in run.devices)) if run.servers else NOTHING
+    ),
+    "joules of measurements before round 1": lambda run: format_amount(run.measuring, "joules"),
+    "rewinds after a lost checkpoint": lambda run: f"{run.went_back} times",
+    "refused by the server": lambda run: _list_counts(run.refused.items()) or "nothing",
+    "notes": lambda run: "; ".join(run.notes) or "none",
+}
 
 
 def clock_kind(run: Digest) -> str:
@@ -27,91 +65,66 @@ def seconds_label(runs: Sequence[Digest]) -> str:
     return f"seconds ({' or '.join(sorted({clock_kind(run) for run in runs}))})"
 
 
+def run_names(runs: Sequence[Digest]) -> list[str]:
+    """Return the runs' names, numbered if there are several."""
+    return [f"{index}. {run.run}" for index, run in enumerate(runs, 1)] if len(runs) > 1 else [run.run for run in runs]
+
+
+def column_headers(runs: Sequence[Digest]) -> list[Markup]:
+    """Return column headers: each run's name with its curve."""
+    return [macro("keyed")(colour, name) for colour, name in enumerate(run_names(runs))]
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None = None) -> Markup:
-    """Return a table that scrolls sideways where the page is too narrow; the first cell of a row is its header.
-
-    Args:
-        rows: Cells, as markup or text.
-    """
-    top = element("tr", (element("th", cell, scope="col") for cell in head))
-    body = [
-        element("tr", [element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])]) for row in rows
-    ]
-    table_element = element("table", [element("thead", top), element("tbody", body)], class_=class_)
-    return element("div", table_element, class_="wide", tabindex="0")
-
-
-def figure_with_change(text: str, change: str) -> Markup:
-    """Return a value with its change from the first run below it."""
-    return join([text, element("small", change)]) if change else join([text])
+    """Return a table that scrolls sideways where the page is too narrow; the first cell of a row is its header."""
+    return macro("table")(head, rows, class_)
 
 
 def summary_table(runs: Sequence[Digest]) -> Markup:
     """Return the outcome of every run and its difference from the first."""
     totals = [run.rounds[-1].until if run.rounds else None for run in runs]
     last_rounds, name = [compare.last_evaluated(run) for run in runs], metric_name(runs)
-    rows = [
-        ["outcome", *(_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs)],
-        ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
-        [f"{name} at the end", *_metric_cells(runs, [last.metric_value() if last else None for last in last_rounds])],
-        [f"best {name}", *_metric_cells(runs, [compare.best_value(run) for run in runs])],
-        *(
-            [row, *_metric_cells(runs, [last.metric_value("global") if last else None for last in last_rounds])]
-            for row in [f"{name} of the aggregated model"] * any(run.personal for run in runs)
-        ),
-        *_metric_rows(runs),
-        ["loss at the end", *_losses([last.test_loss if last else None for last in last_rounds])],
-        *(
-            [
-                f"{name} refers to",
-                *(_breakable(PERSONAL_MODELS if run.personal else "the aggregated model") for run in runs),
-            ]
-            for _ in range(any(run.personal for run in runs))
-        ),
-        [f"{name} on devices", *_metric_cells(runs, [run.on_devices for run in runs])],
-    ]
-    for field, kind, heading in _spending_rows(runs):
+    is_personal = any(run.personal for run in runs)
+    rows: dict[str, Iterable[str]] = {
+        "outcome": (_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs),
+        "rounds": (f"{len(run.rounds)} of {run.plan.rounds}" for run in runs),
+        f"{name} at the end": _metric_cells(runs, [last.metric_value() if last else None for last in last_rounds]),
+        f"best {name}": _metric_cells(runs, [compare.best_value(run) for run in runs]),
+    }
+    if is_personal:
+        values = [last.metric_value("global") if last else None for last in last_rounds]
+        rows[f"{name} of the aggregated model"] = _metric_cells(runs, values)
+    last_metrics = [next((round_.metrics for round_ in reversed(run.rounds) if round_.metrics), {}) for run in runs]
+    for metric in sorted({metric for metrics in last_metrics for metric in metrics}):
+        rows[f"{metric} at the end"] = _losses([metrics.get(metric) for metrics in last_metrics])
+    rows["loss at the end"] = _losses([last.test_loss if last else None for last in last_rounds])
+    if is_personal:
+        models = (PERSONAL_MODELS if run.personal else "the aggregated model" for run in runs)
+        rows[f"{name} refers to"] = map(_breakable, models)
+    rows[f"{name} on devices"] = _metric_cells(runs, [run.on_devices for run in runs])
+    for field, heading in _spending(runs).items():
         amounts = [getattr(total, field) if total else Amount() for total in totals]
-        rows.append([heading, *_amounts(runs, amounts, kind)])
-    rows += [
-        [f"updates {arrival}", *(str(sum(getattr(round_, arrival) for round_ in run.rounds)) for run in runs)]
-        for arrival in ARRIVALS
-    ]
-    return table(["", *column_headers(runs)], rows, class_="summary")
+        rows[heading] = _amounts(runs, amounts, field if field in ("seconds", "joules") else "bytes")
+    for arrival in ARRIVALS:
+        rows[f"updates {arrival}"] = [str(sum(getattr(round_, arrival) for round_ in run.rounds)) for run in runs]
+    return table(["", *column_headers(runs)], [[heading, *cells] for heading, cells in rows.items()], "summary")
 
 
 def _breakable(text: str) -> Markup:
     """Return text that may wrap between words, unlike a number and its unit."""
-    return element("span", text, class_="words")
+    return Markup('<span class="words">{}</span>').format(clean(text))
 
 
-def _spending_rows(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
-    figures = [("seconds", "seconds", seconds_label(runs)), ("joules", "joules", "joules")]
-    figures += [
-        (name, "bytes", formatting.bytes_label(name, split=_any_split(runs))) for name in Traffic.__struct_fields__[:2]
-    ]
+def _spending(runs: Sequence[Digest]) -> Mapping[str, str]:
+    """Return the label of each field of `SpentByRound` that some run has."""
+    is_split = any(run.split for run in runs)
+    model, exchanged = Traffic.__struct_fields__[:2], Traffic.__struct_fields__[2:]
+    labels = {"seconds": seconds_label(runs), "joules": "joules"}
+    labels |= {name: bytes_label(name, split=is_split) for name in model}
     if not any(run.traffic[2:] for run in runs):
-        return figures
-    exchanged = [
-        (name, "bytes", formatting.bytes_label(name, split=True))
-        for name in Traffic.__struct_fields__[2:]
-        if any(name in run.traffic for run in runs)
-    ]
-    return [*figures, *exchanged, ("bytes", "bytes", "total bytes")]
-
-
-def _any_split(runs: Sequence[Digest]) -> bool:
-    return any(run.split for run in runs)
-
-
-def column_headers(runs: Sequence[Digest]) -> list[Markup]:
-    """Return column headers: each run's name with its curve."""
-    return [join([key(colour), name]) for colour, name in enumerate(run_names(runs))]
-
-
-def run_names(runs: Sequence[Digest]) -> list[str]:
-    """Return the runs' names, numbered if there are several."""
-    return [f"{index}. {run.run}" for index, run in enumerate(runs, 1)] if len(runs) > 1 else [run.run for run in runs]
+        return labels
+    names = [name for name in exchanged if any(name in run.traffic for run in runs)]
+    return labels | {name: bytes_label(name, split=True) for name in names} | {"bytes": "total bytes"}
 
 
 def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
@@ -122,136 +135,58 @@ def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
         columns = [
             _amounts(runs, [getattr(cost, kind) for cost in costs], kind) for kind in ("seconds", "joules", "bytes")
         ]
-        for index, name in enumerate(run_names(runs)):
-            number = str(costs[index].round or NOTHING)
-            cause = "" if costs[index].round else _why_not_reached(runs[index])
-            rows.append(
-                [
-                    formatting.format_metric(target, runs[index].metric),
-                    figure_with_change(name, cause),
-                    number,
-                    *(column[index] for column in columns),
-                ]
-            )
-    return table([metric_name(runs), "run", "round", seconds_label(runs), "joules", "bytes"], rows, class_="targets")
+        for run, name, cost, *cells in zip(runs, run_names(runs), costs, *columns, strict=True):
+            cause = "" if cost.round else _why_not_reached(run)
+            label = format_metric(target, run.metric)
+            rows.append([label, macro("changed")(name, cause), str(cost.round or NOTHING), *cells])
+    return table([metric_name(runs), "run", "round", seconds_label(runs), "joules", "bytes"], rows, "targets")
 
 
 def _why_not_reached(run: Digest) -> str:
     top = compare.best_value(run)
-    return "never evaluated" if top is None else f"not reached; best {formatting.format_metric(top, run.metric)}"
-
-
-def _metric_rows(runs: Sequence[Digest]) -> list[list[str]]:
-    """Return the other metrics of the last evaluated round, in runs that have any."""
-    measured = [{} if (last := _last_metrics(run)) is None else last for run in runs]
-    rows = []
-    for name in sorted({name for metrics in measured for name in metrics}):
-        values = [metrics.get(name) for metrics in measured]
-        rows.append([f"{name} at the end", *_losses(values)])
-    return rows
-
-
-def _last_metrics(run: Digest) -> dict[str, float] | None:
-    return next((round_.metrics for round_ in reversed(run.rounds) if round_.metrics), None)
+    return "never evaluated" if top is None else f"not reached; best {format_metric(top, run.metric)}"
 
 
 def _metric_cells(runs: Sequence[Digest], values: Sequence[float | None]) -> list[Markup]:
     metric = common_metric(runs)
-    texts = [formatting.format_metric(value, run.metric) for run, value in zip(runs, values, strict=True)]
-    changes = [formatting.format_metric_change(value, values[0], metric) if metric else "" for value in values]
-    return _cells(texts, changes)
+    texts = [format_metric(value, run.metric) for run, value in zip(runs, values, strict=True)]
+    return _cells(texts, [format_metric_change(value, values[0], metric) if metric else "" for value in values])
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:
-    return _cells(
-        [formatting.format_loss(value) for value in values],
-        [formatting.format_change(value, values[0]) for value in values],
-    )
+    return _cells([format_loss(value) for value in values], [format_change(value, values[0]) for value in values])
 
 
 def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> list[Markup]:
     """Return amounts and their changes; lower bounds and different clocks are not compared."""
-    base, texts = amounts[0], [formatting.format_amount(amount, kind) for amount in amounts]
+    base, texts = amounts[0], [format_amount(amount, kind) for amount in amounts]
     if kind == "seconds" and len({run.live for run in runs}) > 1:
-        return [figure_with_change(text, clock_kind(run)) for text, run in zip(texts, runs, strict=True)]
-    changes = [
-        formatting.format_change(amount.value, base.value) if amount.whole and base.whole else "" for amount in amounts
-    ]
+        return [macro("changed")(text, clock_kind(run)) for text, run in zip(texts, runs, strict=True)]
+    changes = [format_change(amount.value, base.value) if amount.whole and base.whole else "" for amount in amounts]
     return _cells(texts, changes)
 
 
 def _cells(texts: Sequence[str], changes: Sequence[str]) -> list[Markup]:
     """Return cells with their change; the first is the base and has none."""
-    pairs = zip(texts, ("", *changes[1:]), strict=True)
-    return [figure_with_change(text, change) for text, change in pairs]
+    return [macro("changed")(text, change) for text, change in zip(texts, ("", *changes[1:]), strict=True)]
 
 
-def _list_facts() -> Sequence[tuple[str, Callable[[Digest], str]]]:
-    return (
-        ("trial", lambda run: run.plan.name),
-        ("kind", lambda run: f"live, {clock_kind(run)} seconds" if run.live else f"replay, {clock_kind(run)} seconds"),
-        ("started", lambda run: run.started or NOTHING),
-        ("algorithm", lambda run: formatting.format_spec(run.plan.algorithm)),
-        ("model", lambda run: formatting.format_spec(run.plan.model)),
-        ("codec", lambda run: formatting.format_spec(run.plan.codec)),
-        ("training", lambda run: formatting.format_section(run.plan.hyper)),
-        (
-            "data",
-            lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'",
-        ),
-        ("partition", lambda run: formatting.format_section(run.plan.partition)),
-        ("cohort", lambda run: formatting.format_section(run.plan.cohort)),
-        ("a round ends", lambda run: formatting.format_section(run.plan.round)),
-        ("budget", lambda run: formatting.format_section(run.plan.budget) or "none"),
-        ("seed", lambda run: str(run.plan.seed)),
-        (
-            "versions",
-            lambda run: ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items())) or NOTHING,
-        ),
-        ("agents", lambda run: _join_sorted(device.version for device in run.devices)),
-        ("devices that took part", lambda run: str(len(run.devices))),
-        ("boards", lambda run: _join_sorted(device.board for device in run.devices)),
-        ("server processes", lambda run: str(run.servers or NOTHING)),
-        (
-            "disconnections of devices",
-            lambda run: str(sum(device.went_away for device in run.devices)) if run.servers else NOTHING,
-        ),
-        ("joules of measurements before round 1", lambda run: formatting.format_amount(run.measuring, "joules")),
-        ("rewinds after a lost checkpoint", lambda run: f"{run.went_back} times"),
-        ("refused by the server", lambda run: _counts(run) or "nothing"),
-        ("notes", lambda run: "; ".join(run.notes) or "none"),
-    )
-
-
-def _join_sorted(words_: Iterable[str]) -> str:
-    return ", ".join(sorted({*words_} - {""})) or NOTHING
-
-
-def _counts(run: Digest) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in run.refused.items())
+def _list_counts(items: Iterable[tuple[str, object]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in items)
 
 
 def facts_table(runs: Sequence[Digest]) -> Markup:
     """Return the settings of the runs with differences in bold, and their full plans."""
-    rows = []
-    for name, of in _list_facts():
-        values = [of(run) for run in runs]
-        rows.append([name, *(element("b", value) if len(set(values)) > 1 else value for value in values)])
-    plans = [
-        element(
-            "details",
-            [element("summary", f"Plan of {name}"), element("pre", _lines(run))],
-        )
-        for name, run in zip(run_names(runs), runs, strict=True)
-    ]
-    return join([table(["", *column_headers(runs)], rows, class_="facts"), *plans])
+    values = {name: [str(clean(read_fact(run))) for run in runs] for name, read_fact in FACTS.items()}
+    bold = Markup("<b>{}</b>").format
+    rows = [[name, *(map(bold, texts) if len(set(texts)) > 1 else texts)] for name, texts in values.items()]
+    facts = table(["", *column_headers(runs)], rows, "facts")
+    return render("facts.html", facts=facts, plans=dict(zip(run_names(runs), map(_plan_lines, runs), strict=True)))
 
 
-def _lines(run: Digest) -> list[Markup]:
-    """Return a plan as JSON, line by line since `escape` cuts long texts; only the first devices are printed."""
+def _plan_lines(run: Digest) -> list[str]:
+    """Return a plan as JSON, line by line since long texts are cut; only the first devices are printed."""
     devices = run.plan.device
     plan = msgspec.structs.replace(run.plan, device=devices[:MOST_DEVICES])
     lines = msgspec.json.format(msgspec.json.encode(plan), indent=2).decode().splitlines()
-    if len(devices) > MOST_DEVICES:
-        lines.append(f"and {len(devices) - MOST_DEVICES} more devices")
-    return [part for line in lines for part in (join([line]), Markup("\n"))]
+    return lines + [f"and {len(devices) - MOST_DEVICES} more devices"] * (len(devices) > MOST_DEVICES)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 EXTRAS: Mapping[str, Sequence[str]] = {
-    "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "segno", "torch"),
+    "server": ("amqtt", "cvxpy", "jinja2", "numpy", "rich", "safetensors", "segno", "torch"),
     "release": ("onnx", "onnxruntime"),
     "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
     "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),

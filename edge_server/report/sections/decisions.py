@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from markupsafe import Markup
 
 from edge_server.report.axes import ticks, whole_ticks
-from edge_server.report.bars import arrival_grid, arrivals, legend
-from edge_server.report.charts import ChartLine, Point, chart, key
-from edge_server.report.digest import Digest, TaskDigest, TaskValue, quantile
-from edge_server.report.html import Markup, element, join
-from edge_server.report.tables import table
+from edge_server.report.charts import MANY_POINTS, Chart, ChartLine, Point, chart, thin_points
+from edge_server.report.digest import ARRIVALS, Arrival, Digest, TaskDigest, TaskValue, quantile
+from edge_server.report.html import clean, render
 
+CELL, GAP = 11, 1
+LABEL_LETTERS, LETTER_WIDTH = 24, 5.8
+HEADER_HEIGHT = 16
+LABEL_INTERVAL = 5
+"""Rounds between two labels above the grid."""
+_FULL = CELL - GAP
+CELLS: dict[Arrival, str] = {
+    "arrived": f"h{_FULL}v{_FULL}h-{_FULL}z",
+    "late": f"m0 {_FULL - 3}h{_FULL}v3h-{_FULL}z",
+    "failed": f"l{_FULL} {_FULL}m0-{_FULL}l-{_FULL} {_FULL}",
+}
 MOST_ROWS, MOST_CELLS = 200, 20_000
 MOST_CURVES = 6
 MOST_CAUSES = 20
@@ -19,71 +30,97 @@ SPREAD = "median, and least to most, of all devices"
 BOOKKEEPING = frozenset(
     {"first_step", "total_steps", "model_seed", "model_draw", "chain", "statistics", "merges_single"}
 )
-"""Assigned values that keep devices in step rather than express a decision; by name, as in `PERSONAL`."""
-LEGEND = (("arrived", "arrived: its update counts"), ("late", "late when the round ended"), ("failed", "failed"))
+"""Assigned values that keep devices in step rather than express a decision."""
 
 
 def decisions(run: Digest) -> Markup:
     """Return the section's content."""
     if not run.tasks:
-        return element("p", "No round has ended yet.")
-    rounds = run.rounds
-    most = max(round_.selected for round_ in rounds)
-    stacked = arrivals("devices selected", rounds, whole_ticks(rounds[-1].round), whole_ticks(most))
-    values = _values(run)
-    charts = element("div", [stacked, *_online(run), *values], class_="charts")
-    keys = _values_legend(run) if values else join()
-    return join([legend(LEGEND), keys, charts, _constant_values(run.tasks), _device_grid(run), _causes(run.tasks)])
-
-
-def _online(run: Digest) -> list[Markup]:
-    """Return a chart of connected devices at the start of each round; nothing if not recorded."""
-    points = [
-        Point(round_.round, round_.online, f"round {round_.round}: {round_.online}")
-        for round_ in run.rounds
-        if round_.online is not None
-    ]
-    if not points:
-        return []
-    most = max(int(point.y) for point in points)
-    curve = ChartLine("online", 0, points)
-    return [chart("devices connected", "round", whole_ticks(run.rounds[-1].round), whole_ticks(most), [curve])]
-
-
-def _device_grid(run: Digest) -> Markup:
-    devices, rounds = [device.device for device in run.devices], [round_.round for round_ in run.rounds]
-    if len(devices) > MOST_ROWS or len(devices) * len(rounds) > MOST_CELLS:
-        note = f"{len(devices)} devices in {len(rounds)} rounds are too many to show each; "
-        return element("p", note + "see the CSV or JSON.")
-    legend_and_grid = join(
-        [
-            element(
-                "p",
-                "A full cell: its update counts. A low one: late. A cross: failed. None: not selected.",
-                class_="note",
-            ),
-            arrival_grid(devices, rounds, run.tasks),
-        ],
+        return Markup("<p>No round has ended yet.</p>")
+    last, most = run.rounds[-1].round, max(round_.selected for round_ in run.rounds)
+    stacked, values = (
+        chart("devices selected", "round", whole_ticks(last), whole_ticks(most)),
+        _distinct_values(run.tasks),
     )
-    return join([element("h4", "Every device, every round"), legend_and_grid])
+    same = [f"{name} {_format_value(single)}" for name, (single, *others) in values.items() if not others]
+    is_small = len(run.devices) <= MOST_ROWS and len(run.devices) * len(run.rounds) <= MOST_CELLS
+    return render(
+        "decisions.html",
+        stacked=stacked,
+        columns=_stacked_columns(run, stacked),
+        online=_online(run),
+        curves=[
+            _value_chart(run, name)
+            for name, several in values.items()
+            if len(several) > 1 and not any(isinstance(value, str) for value in several)
+        ],
+        names=[SPREAD] if len(run.devices) > MOST_CURVES else [device.device for device in run.devices],
+        same=", ".join(same),
+        grid=_arrival_grid(run) if is_small else None,
+        devices=len(run.devices),
+        rounds=len(run.rounds),
+        causes=_cause_rows(run.tasks),
+    )
 
 
-def _causes(tasks: Iterable[TaskDigest]) -> Markup:
-    counts = Counter(task.cause for task in tasks if task.arrival == "failed")
-    if not counts:
-        return join()
-    rows = [[cause or "no cause reported", str(count)] for cause, count in counts.most_common(MOST_CAUSES)]
-    if len(counts) > MOST_CAUSES:
-        rows.append(
-            [
-                f"{len(counts) - MOST_CAUSES} other causes",
-                str(sum(counts.values()) - sum(c for _, c in counts.most_common(MOST_CAUSES))),
-            ]
-        )
-    return join([element("h4", "Why tasks failed"), table(["cause", "times"], rows, class_="texts")])
+def _stacked_columns(run: Digest, stacked: Chart) -> dict[str, str]:
+    """Return the SVG path of the devices by arrival, stacked; a column extends to the next round."""
+    rounds, x, y = thin_points(run.rounds), stacked.x, stacked.y
+    width = (rounds[-1].round - rounds[0].round + 1) / len(rounds)
+    gap = GAP if len(rounds) <= MANY_POINTS else 0
+    below, paths = [0] * len(rounds), dict[str, str]()
+    for arrival in ARRIVALS:
+        above = [base + getattr(round_, arrival) for base, round_ in zip(below, rounds, strict=True)]
+        if above != below:
+            paths[arrival] = "".join(
+                f"M{clean(x.at(round_.round - 1))} {clean(y.at(low))}V{clean(y.at(high))}"
+                f"H{clean(x.at(round_.round - 1 + width) - gap)}V{clean(y.at(low))}z"
+                for round_, low, high in zip(rounds, below, above, strict=True)
+                if high > low
+            )
+        below = above
+    return paths
 
 
-def _distinct_values(tasks: Iterable[TaskDigest]) -> dict[str, list[TaskValue]]:
+def _online(run: Digest) -> list[Chart]:
+    """Return a chart of connected devices at the start of each round; nothing if not recorded."""
+    counts = [(round_.round, round_.online) for round_ in run.rounds if round_.online is not None]
+    curve = ChartLine("online", 0, [Point(number, count, f"round {number}: {count}") for number, count in counts])
+    most = whole_ticks(max((count for _, count in counts), default=0))
+    return [chart("devices connected", "round", whole_ticks(run.rounds[-1].round), most, [curve])] if counts else []
+
+
+def _arrival_grid(run: Digest) -> dict[str, object]:
+    """Return a grid of a row per device and a column per round: positions of labels, and paths of cells by arrival."""
+    devices = [device.device for device in run.devices]
+    start_x = CELL + LETTER_WIDTH * min(LABEL_LETTERS, max(map(len, devices), default=0))
+    rows = {device: HEADER_HEIGHT + index * CELL for index, device in enumerate(devices)}
+    columns = {round_.round: start_x + index * CELL for index, round_ in enumerate(run.rounds)}
+    cells: dict[str, str] = {}
+    for arrival in ARRIVALS:
+        tasks = [task for task in run.tasks if task.arrival == arrival]
+        if tasks:
+            places = (f"M{clean(columns[task.round])} {rows[task.device]}" for task in tasks)
+            cells[arrival] = "".join(f"{place}{CELLS[arrival]}" for place in places)
+    return {
+        "x": start_x,
+        "width": start_x + len(columns) * CELL + CELL,
+        "height": HEADER_HEIGHT + len(devices) * CELL + 2,
+        "names": [(device[:LABEL_LETTERS], y) for device, y in rows.items()],
+        "heads": [(n, x + CELL / 2) for n, x in columns.items() if n % LABEL_INTERVAL == 0 or n == 1],
+        "paths": cells,
+    }
+
+
+def _cause_rows(tasks: Sequence[TaskDigest]) -> list[list[str]]:
+    ranked = Counter(task.cause for task in tasks if task.arrival == "failed").most_common()
+    rows = [[cause or "no cause reported", str(count)] for cause, count in ranked[:MOST_CAUSES]]
+    if others := ranked[MOST_CAUSES:]:
+        rows.append([f"{len(others)} other causes", str(sum(count for _, count in others))])
+    return rows
+
+
+def _distinct_values(tasks: Sequence[TaskDigest]) -> dict[str, list[TaskValue]]:
     values_by_name: dict[str, dict[TaskValue, None]] = {}
     for task in tasks:
         for name, value in task.told.items():
@@ -92,70 +129,37 @@ def _distinct_values(tasks: Iterable[TaskDigest]) -> dict[str, list[TaskValue]]:
     return {name: list(values) for name, values in values_by_name.items()}
 
 
-def _constant_values(tasks: Sequence[TaskDigest]) -> Markup:
-    same = ", ".join(
-        f"{name} {_format_value(values[0])}" for name, values in _distinct_values(tasks).items() if len(values) == 1
-    )
-    return element("p", f"Same for all devices and rounds: {same}.", class_="note") if same else join()
-
-
 def _format_value(value: TaskValue) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def _values(run: Digest) -> list[Markup]:
-    """Return a chart for every numeric value that differed between devices or rounds."""
-    return [
-        _chart(run, name)
-        for name, values in _distinct_values(run.tasks).items()
-        if len(values) > 1 and not any(isinstance(value, str) for value in values)
-    ]
-
-
-def _chart(run: Digest, name: str) -> Markup:
+def _value_chart(run: Digest, name: str) -> Chart:
+    """Return a chart of a numeric value that differed: a curve per device, or one for many devices."""
     samples = [
         (task.round, task.device, value) for task in run.tasks if isinstance(value := task.told.get(name), float)
     ]
     values = [value for _, _, value in samples]
-    curves = _by_device(run, samples) if len(run.devices) <= MOST_CURVES else [_spread(samples)]
+    curves = [_spread(samples)]
+    if len(run.devices) <= MOST_CURVES:
+        curves = [
+            ChartLine(
+                device.device,
+                colour,
+                [Point(n, value, f"round {n}: {value:.6g}") for n, owner, value in samples if owner == device.device],
+            )
+            for colour, device in enumerate(run.devices)
+        ]
     x_ticks = whole_ticks(run.rounds[-1].round)
-    title = f"{name} assigned to devices"
-    return join([chart(title, "round", x_ticks, ticks(min(values), max(values)), curves)])
-
-
-def _by_device(run: Digest, samples: Sequence[tuple[int, str, float]]) -> list[ChartLine]:
-    return [
-        ChartLine(
-            device.device,
-            colour,
-            [
-                Point(float(at), value, f"round {at}: {value:.6g}")
-                for at, name, value in samples
-                if name == device.device
-            ],
-        )
-        for colour, device in enumerate(run.devices)
-    ]
+    return chart(f"{name} assigned to devices", "round", x_ticks, ticks(min(values), max(values)), curves)
 
 
 def _spread(samples: Sequence[tuple[int, str, float]]) -> ChartLine:
     by_round: dict[int, list[float]] = {}
-    for at, _, value in samples:
-        by_round.setdefault(at, []).append(value)
-    ordered = {at: sorted(values) for at, values in by_round.items()}
-    return ChartLine(
-        SPREAD,
-        0,
-        [
-            Point(float(at), quantile(values, 0.5), f"round {at}: {values[0]:.6g} to {values[-1]:.6g}")
-            for at, values in ordered.items()
-        ],
-        [(float(at), values[0], values[-1]) for at, values in ordered.items()],
-    )
-
-
-def _values_legend(run: Digest) -> Markup:
-    """Return the legend of devices; beyond `MOST_CURVES` one curve stands for all."""
-    named = [SPREAD] if len(run.devices) > MOST_CURVES else [device.device for device in run.devices]
-    items = [element("span", [key(colour), name]) for colour, name in enumerate(named)]
-    return element("p", items, class_="legend")
+    for number, _, value in samples:
+        by_round.setdefault(number, []).append(value)
+    spreads = [(number, sorted(values)) for number, values in by_round.items()]
+    points = [
+        Point(number, quantile(values, 0.5), f"round {number}: {values[0]:.6g} to {values[-1]:.6g}")
+        for number, values in spreads
+    ]
+    return ChartLine(SPREAD, 0, points, [(number, values[0], values[-1]) for number, values in spreads])

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
-from edge_server.report import formatting
-from edge_server.report.bars import Slice, bar, legend
-from edge_server.report.charts import figure
-from edge_server.report.digest import Amount, DeviceDigest, Digest, TaskDigest, quantile, sum_known
-from edge_server.report.html import NOTHING, Markup, element, join
+from markupsafe import Markup
+
+from edge_server.report.charts import Slice
+from edge_server.report.digest import Amount, DeviceDigest, Digest, quantile, sum_known
+from edge_server.report.formatting import NOTHING, bytes_label, format_amount, format_metric, format_share
+from edge_server.report.html import macro, render
 from edge_server.report.summarise import PARTS, sum_joules
 from edge_server.report.tables import clock_kind, table
 
 MOST_BARS = 120
 """Devices beyond which only quantiles are shown."""
 
-QUANTILES = (
-    ("least", 0.0),
-    ("5 %", 0.05),
-    ("25 %", 0.25),
-    ("median", 0.5),
-    ("75 %", 0.75),
-    ("95 %", 0.95),
-    ("most", 1.0),
-)
-
+QUANTILES = {"least": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "most": 1.0}
 PART_LABELS = {
     "exchange": "exchanging features and gradients",
     "statistics": "measuring running statistics",
     "waiting": "waiting for the others",
 }
-
 READING_HEADINGS: Mapping[str, str] = {
     "gpu.load_ratio": "highest GPU load",
     "gpu.hottest_celsius": "hottest GPU",
@@ -49,127 +41,73 @@ def activities(run: Digest) -> list[str]:
 def time_and_energy(run: Digest) -> Markup:
     """Return a run's time and energy by device."""
     if not run.devices:
-        return element("p", "No round has ended yet.")
-    parts = [quantile_table(run)]
-    if len(run.devices) <= MOST_BARS:
-        parts = [
-            _bars(run),
-            element("details", [element("summary", "All devices as a table"), _device_table(run)]),
-            *parts,
-        ]
-    else:
-        note = f"{len(run.devices)} devices took part, too many to show each; see the CSV or JSON."
-        parts.append(element("p", note))
-    return join(parts)
+        return Markup("<p>No round has ended yet.</p>")
+    rows, absent = _quantile_rows(run)
+    is_small = len(run.devices) <= MOST_BARS
+    return render(
+        "time_energy.html",
+        clock=clock_kind(run),
+        keys=[(part, PART_LABELS.get(part, part)) for part in activities(run)],
+        bars=_bars(run) if is_small else None,
+        devices=_device_table(run) if is_small else None,
+        quantiles=table(["per task", "known for", *QUANTILES], rows) if rows else "",
+        absent="; ".join(absent),
+        count=len(run.devices),
+    )
 
 
-def quantile_table(run: Digest) -> Markup:
-    """Return the distribution over tasks of each known amount, with the number of tasks that know it."""
-    figures: list[tuple[str, str, Callable[[TaskDigest], Amount]]] = [
-        *(
-            (f"{part}, {clock_kind(run)} time", "seconds", lambda task, part=part: getattr(task.seconds, part))
-            for part in (*activities(run), "waiting")
-        ),
-        *(
-            (f"{part}, energy", "joules", lambda task, part=part: getattr(task.joules, part))
-            for part in activities(run)
-        ),
-        ("energy above idle", "joules", lambda task: task.joules.above_idle),
-        *((_frames(name, run), "bytes", lambda task, name=name: getattr(task, name)) for name in run.traffic),
-    ]
-    rows, absent = [], []
-    for name, kind, of in figures:
-        amounts = [of(task) for task in run.tasks]
+def _quantile_rows(run: Digest) -> tuple[list[list[str]], list[str]]:
+    """Return the distribution over tasks of each known amount, and the names of those that no task knows."""
+    names = activities(run)
+    figures = {f"{part}, {clock_kind(run)} time": f"seconds.{part}" for part in (*names, "waiting")}
+    figures |= {f"{part}, energy": f"joules.{part}" for part in names}
+    figures |= {"energy above idle": "joules.above_idle"} | {_frames(name, run): name for name in run.traffic}
+    rows, absent = list[list[str]](), []
+    for label, name in figures.items():
+        amounts = [attrgetter(name)(task) for task in run.tasks]
         known_amounts = [amount for amount in amounts if amount.value is not None and amount.whole]
-        values = sorted(amount.value or 0.0 for amount in known_amounts)
+        values, quality = sorted(amount.value for amount in known_amounts), sum_known(known_amounts).quality
         if not values:
-            absent.append(name)
+            absent.append(label)
             continue
-        quality = sum_known(known_amounts).quality
-        cells = [
-            formatting.format_amount(Amount(value=quantile(values, share), quality=quality), kind)
-            for _, share in QUANTILES
-        ]
-        rows.append([name, f"{len(values)} of {len(amounts)}", *cells])
-    head = ["per task", "known for", *(name for name, _ in QUANTILES)]
-    note = element("p", f"Fully known for no task: {'; '.join(absent)}.", class_="note") if absent else ""
-    return join([element("h4", "Quantiles over tasks"), table(head, rows) if rows else "", note])
+        kind = name.partition(".")[0] if "." in name else "bytes"
+        spread = (Amount(value=quantile(values, share), quality=quality) for share in QUANTILES.values())
+        rows.append([label, f"{len(values)} of {len(amounts)}", *(format_amount(amount, kind) for amount in spread)])
+    return rows, absent
 
 
 def _frames(name: str, run: Digest) -> str:
-    return formatting.bytes_label(name, split=run.split).replace("bytes", "frames")
+    return bytes_label(name, split=run.split).replace("bytes", "frames")
 
 
-def _bars(run: Digest) -> Markup:
+def _bars(run: Digest) -> dict[str, list[list[str]]]:
+    """Return rows of bars of the time, and of the energy if any device measured it."""
     slices = {device.device: _time_slices(device, activities(run)) for device in run.devices}
-    most_s = max(
-        sum(slice_.size for slice_ in device_slices) for device_slices in slices.values()
-    )  # a late task outlives its round
-    all_joules = {device.device: sum_joules(device) for device in run.devices}
-    most_j = max((amount.value or 0.0 for amount in all_joules.values()), default=0.0)
-    time = [
-        [
-            device.device,
-            bar(slices[device.device], most_s),
-            formatting.format_amount(Amount(value=device.rounds_s), "seconds"),
-        ]
-        for device in run.devices
-    ]
-    energy = [
-        [
-            device.device,
-            bar(_energy_slices(device, activities(run)), most_j),
-            formatting.format_amount(all_joules[device.device], "joules"),
-        ]
-        for device in run.devices
-    ]
-    keys = [(part, PART_LABELS.get(part, part)) for part in activities(run)]
-    figures = [
-        figure(
-            f"{clock_kind(run)} time of the rounds it was selected in",
-            join(
-                [
-                    legend([*keys, ("waiting", PART_LABELS["waiting"]), ("unknown", "not attributed")]),
-                    table(["device", "time", "total"], time, class_="bars"),
-                ]
-            ),
-        )
-    ]
-    if not most_j:
-        return join(
-            [element("div", figures, class_="pair"), element("p", "No device measured its energy.", class_="note")]
-        )
-    figures.append(
-        figure(
-            "energy of the whole device, idle included",
-            join([legend(keys), table(["device", "energy", "total"], energy, class_="bars")]),
-        )
-    )
-    return element("div", figures, class_="pair")
+    most_s = max(sum(part.size for part in parts) for parts in slices.values())  # a late task outlives its round
+    joules = {device.device: sum_joules(device) for device in run.devices}
+    most_j = max((amount.value or 0.0 for amount in joules.values()), default=0.0)
+    time, energy = list[list[str]](), list[list[str]]()
+    for device in run.devices:
+        total = format_amount(Amount(value=device.rounds_s), "seconds")
+        time.append([device.device, macro("bar")(slices[device.device], most_s), total])
+        parts = [_slice(device, "joules", part) for part in activities(run)]
+        energy.append([device.device, macro("bar")(parts, most_j), format_amount(joules[device.device], "joules")])
+    return {"time": time, "energy": energy if most_j else []}
 
 
 def _time_slices(device: DeviceDigest, names: Sequence[str]) -> list[Slice]:
-    amounts = [(part, getattr(device.seconds, part)) for part in (*names, "waiting")]
-    slices = [_slice(device, part, amount, "seconds") for part, amount in amounts]
-    unknown_s = max(0.0, device.rounds_s - sum(slice_.size for slice_ in slices))
-    if all(amount.whole for _, amount in amounts):
+    parts = (*names, "waiting")
+    slices = [_slice(device, "seconds", part) for part in parts]
+    if all(getattr(device.seconds, part).whole for part in parts):
         return slices
-    return [
-        *slices,
-        Slice(
-            "unknown",
-            unknown_s,
-            f"{device.device}: {formatting.format_amount(Amount(value=unknown_s), 'seconds')} not attributed",
-        ),
-    ]
+    unknown_s = max(0.0, device.rounds_s - sum(part.size for part in slices))
+    title = f"{device.device}: {format_amount(Amount(value=unknown_s), 'seconds')} not attributed"
+    return [*slices, Slice("unknown", unknown_s, title)]
 
 
-def _energy_slices(device: DeviceDigest, names: Sequence[str]) -> list[Slice]:
-    return [_slice(device, part, getattr(device.joules, part), "joules") for part in names]
-
-
-def _slice(device: DeviceDigest, part: str, amount: Amount, kind: str) -> Slice:
-    return Slice(part, amount.value or 0.0, f"{device.device}: {part} {formatting.format_amount(amount, kind)}")
+def _slice(device: DeviceDigest, kind: str, part: str) -> Slice:
+    amount: Amount = attrgetter(f"{kind}.{part}")(device)
+    return Slice(part, amount.value or 0.0, f"{device.device}: {part} {format_amount(amount, kind)}")
 
 
 def _highest_reading(device: DeviceDigest, name: str) -> str:
@@ -177,41 +115,29 @@ def _highest_reading(device: DeviceDigest, name: str) -> str:
     if value is None:
         return NOTHING
     if name.endswith("_ratio"):
-        return formatting.format_share(value)
+        return format_share(value)
     if name.endswith("_bytes"):
-        return formatting.format_amount(Amount(value=value, quality="measured"), "bytes")
+        return format_amount(Amount(value=value, quality="measured"), "bytes")
     return f"{value:.3g} {'°C' if name.endswith('_celsius') else 'W'}"
 
 
 def _device_table(run: Digest) -> Markup:
-    head = ["device", "board", "went away", "selected", "arrived", "late", "failed"]
+    """Return a row per device; columns that are unknown for all devices are left out."""
+    columns: dict[str, list[str]] = {"device": [device.device for device in run.devices]}
+    columns["board"] = [device.board or NOTHING for device in run.devices]
+    for name in ("went_away", "selected", "arrived", "late", "failed"):
+        columns[name.replace("_", " ")] = [str(getattr(device, name)) for device in run.devices]
     names = activities(run)
-    head += [f"{part} time" for part in (*names, "waiting")] + [f"{part} energy" for part in names]
-    head += ["total energy", "above idle", *(_frames(name, run) for name in run.traffic), run.metric.name]
-    most_columns = {
-        name: heading
-        for name, heading in READING_HEADINGS.items()
-        if any(device.most.get(name) for device in run.devices)
-    }
-    head += most_columns.values()
-    rows = [
-        [
-            *(
-                device.device,
-                device.board or NOTHING,
-                *map(str, (device.went_away, device.selected, device.arrived, device.late, device.failed)),
-            ),
-            *(formatting.format_amount(getattr(device.seconds, part), "seconds") for part in (*names, "waiting")),
-            *(formatting.format_amount(getattr(device.joules, part), "joules") for part in names),
-            *(
-                formatting.format_amount(sum_joules(device), "joules"),
-                formatting.format_amount(device.joules.above_idle, "joules"),
-            ),
-            *(formatting.format_amount(getattr(device, name), "bytes") for name in run.traffic),
-            formatting.format_metric(device.metric_value, run.metric),
-            *(_highest_reading(device, name) for name in most_columns),
-        ]
-        for device in run.devices
-    ]
-    columns = [index for index in range(len(head)) if index == 0 or any(row[index] != NOTHING for row in rows)]
-    return table([head[index] for index in columns], [[row[index] for index in columns] for row in rows])
+    amounts = {f"{part} time": ("seconds", f"seconds.{part}") for part in (*names, "waiting")}
+    amounts |= {f"{part} energy": ("joules", f"joules.{part}") for part in names} | {"total energy": ("joules", "")}
+    amounts |= {"above idle": ("joules", "joules.above_idle")}
+    amounts |= {_frames(name, run): ("bytes", name) for name in run.traffic}
+    for heading, (kind, name) in amounts.items():
+        read_amount = attrgetter(name) if name else sum_joules
+        columns[heading] = [format_amount(read_amount(device), kind) for device in run.devices]
+    columns[run.metric.name] = [format_metric(device.metric_value, run.metric) for device in run.devices]
+    for name, heading in READING_HEADINGS.items():
+        if any(device.most.get(name) for device in run.devices):
+            columns[heading] = [_highest_reading(device, name) for device in run.devices]
+    visible = {head: cells for head, cells in columns.items() if head == "device" or {*cells} != {NOTHING}}
+    return table(list(visible), list(zip(*visible.values(), strict=True)))
