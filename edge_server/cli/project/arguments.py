@@ -12,16 +12,14 @@ from edge_server.cli.gateway.site import add_folder, open_site
 from shared.runtime.command_line import add_command
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
-KINDS = ("classification", "regression")
+KINDS = ("classification", "regression", "multilabel", "forecast", "segmentation", "anomaly", "custom")
 
 
 def new_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server new`."""
     help_ = "name of the project, its folder and its package: lower-case letters, digits, underscores"
     parser.add_argument("name", metavar="NAME", help=help_)
-    parser.add_argument(
-        "--kind", choices=KINDS, default=KINDS[0], help="what the network predicts; default: %(default)s"
-    )
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="kind of task; default: %(default)s")
 
 
 def project_arguments(parser: argparse.ArgumentParser) -> None:

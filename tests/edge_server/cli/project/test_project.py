@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess  # noqa: TID251 - a project's own tests, as its author runs them
 import sys
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from edge_server.cli.project.arguments import KINDS
 from edge_server.gateway.enrolment.registrar import Answer, Request
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.download import Download, PackageCatalogue
@@ -21,7 +23,8 @@ from shared.plugins import folder_digest
 from shared.projects.manifest import decode_project, verify_project
 from shared.projects.wheel import read_wheel
 from shared.protocol.packages import decode_signed_manifest, verify
-from tests.edge_server.processes import Ended, captured
+from tests.edge_server.processes import Ended, captured, final, folder_of
+from tests.edge_server.textbook import require_equal
 from tests.naming import names_all
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -41,13 +44,17 @@ def made(tmp_path_factory) -> SiteFolder:
     return folder
 
 
+def edge_server(*words: str) -> list[str]:
+    return [sys.executable, "-m", "edge_server", *words]
+
+
 def refused(*words: object) -> Ended:
     done = captured(*words)
     assert (done.code, done.out) == (2, "")
     return done
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_new_project_has_tests_that_pass_and_a_plan_that_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     done = captured("new", f"new_{kind}", "--kind", kind)
@@ -55,9 +62,28 @@ def test_a_new_project_has_tests_that_pass_and_a_plan_that_trains(tmp_path, monk
     folder = tmp_path / f"new_{kind}"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=120)  # noqa: S603 - ours
-    command = [sys.executable, "-m", "edge_server", "replay", "plan.toml"]
+    command = edge_server("replay", "plan.toml")
     shown = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)  # noqa: S603
     assert names_all(shown.stdout, "finished", "5")
+    assert tomllib.loads((folder / "plan.toml").read_text()).get("task", {"kind": KINDS[0]})["kind"] == kind
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_four_commands_lead_from_a_name_to_a_live_run_of_own_code(tmp_path):
+    """As `new` prints them, with an own loss and metric; live is replay, and no file is copied by hand."""
+    command = edge_server("new", "quality", "--kind", "custom")
+    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300)  # noqa: S603
+    commands = [line.partition("#")[0].split() for line in shown.stdout.splitlines()[1:]]
+    assert [words[:1] for words in commands] == [["cd"], ["edge-server"], ["edge-server"]]
+    folder = tmp_path / commands[0][1]
+    models = []
+    for number, words in enumerate(commands[1:]):
+        command = edge_server(*words[1:], "--data-dir", f"runs-{number}")
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=300)  # noqa: S603
+        assert (done.returncode, names_all(done.stdout, "finished", "quality.losses:largest_error")) == (0, True), done
+        models.append(final(folder_of(folder / f"runs-{number}"), 5))
+    require_equal(*models)
 
 
 @pytest.mark.parametrize(
