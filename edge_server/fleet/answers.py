@@ -6,7 +6,6 @@ delays no other one: few replies are in flight at once, and each device has a ra
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Ack, Features, Message, Skip, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
+from shared.runtime.executor import BackgroundTasks
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,14 @@ class Answers:
 
     Attributes:
         clock: Time source, monotonic seconds.
+        under_way: Replies in flight.
     """
 
     site: str
     transport: Transport
     clock: Clock
+    under_way: BackgroundTasks = field(default_factory=BackgroundTasks)
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
     def tell(self, device: str, channel: str, message: Message, cost: float = 1.0) -> None:
         """Send a reply without waiting for the broker, within the device's rate limit.
@@ -48,10 +49,8 @@ class Answers:
             message: If lost, the device triggers it again.
             cost: Price of the reply, in replies.
         """
-        if len(self._under_way) < UNDER_WAY and self.is_due(device, cost):
-            sending = asyncio.create_task(self._publish(topic(self.site, device, channel), message), name="answer")
-            self._under_way.add(sending)
-            sending.add_done_callback(self._under_way.discard)
+        if len(self.under_way) < UNDER_WAY and self.is_due(device, cost):
+            self.under_way.start(self._publish(topic(self.site, device, channel), message), "answer")
 
     def is_due(self, device: str, cost: float = 1.0) -> bool:
         """Return true, and charge the cost, if a device's rate limit permits another reply."""
@@ -67,17 +66,6 @@ class Answers:
             await self.transport.publish(name, wire.encode(message))
         except Unreachable as error:
             log.debug("not sent, the device repeats its message: %s", error)
-
-    async def finish(self) -> None:
-        """Wait for replies in flight."""
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Cancel replies in flight."""
-        under_way = list(self._under_way)
-        for sending in under_way:
-            sending.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def build_ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:

@@ -217,7 +217,7 @@ async def wait_for_cohort(
                 enough = len(membership.list_trainers(server.fleet)) >= cohort.min_devices
                 if enough and (everybody or membership.list_trainable(server.fleet)):
                     return True
-                server.changed.clear()
-                await server.changed.wait()
+                server.presence.changed.clear()
+                await server.presence.changed.wait()
     except TimeoutError:
         return False

@@ -52,14 +52,8 @@ async def serve_devices(plan: Plan, run: str, participants: Participants, place:
     clock = asyncio.get_running_loop().time
     virtual_site = VirtualSite(plan, participants, folder, place.broker, clock, place.site, place.members)
     worker = build_charging_worker(participants.server_s)
-    server = Server(
-        place.site,
-        virtual_site,
-        clock,
-        worker,
-        was_run=lambda name: name == run,
-        report_listeners=[virtual_site.stop_settled_agent],
-    )
+    server = Server(place.site, virtual_site, clock, worker, was_run=lambda name: name == run)
+    server.presence.report_listeners.append(virtual_site.stop_settled_agent)
     async with background(virtual_site.run()), server.listening():
         yield server
 

@@ -384,6 +384,6 @@ class Gather:
     async def close(self) -> None:
         """Finish stores in progress and drop incomplete updates."""
         await asyncio.gather(*self._storing.values())
-        await self._answers.finish()
+        await self._answers.under_way.wait()
         for device in list(self._arrivals):
             self._drop(device)

@@ -176,7 +176,7 @@ class Rounds:
                 self._score(state, number),
             )
         closed = build_round_record(
-            *(gather, self.server.take_refused(), scored, self.model.objective),
+            *(gather, self.server.flood.take_refused(), scored, self.model.objective),
             enough=after is not None,
             personal=self.algorithm.personal is not None,
         )
@@ -314,7 +314,7 @@ class Rounds:
             limit=max((2 * payload.transfer.size for payload in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
-            ceilings=self.server.ceilings,
+            ceilings=self.server.links.ceilings,
             metrics=frozenset({*self.model.objective.metrics, LOSS}) if self.plan.task_objective else frozenset(),
         )
         tasks = {

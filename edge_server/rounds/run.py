@@ -187,7 +187,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     Raises:
         ConfigError: A name in the plan is unknown, its data cannot be read, or the run has another plan.
     """
-    server.runs.add(run)
+    server.rounds.runs.add(run)
     records, algorithm = store.records(), plan_algorithm(plan)
     plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)
@@ -421,16 +421,16 @@ async def _observe(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterato
             observer.record_report(report)
 
     observer.begin(records, select_devices(server.fleet, membership.takes))
-    server.status_listeners.append(presence)
-    server.report_listeners.append(report)
+    server.presence.status_listeners.append(presence)
+    server.presence.report_listeners.append(report)
     try:
         async with background(observer.write_batches()):
             rounds.flush_observations = observer.flush
             yield
             await observer.flush()
     finally:
-        server.status_listeners.remove(presence)
-        server.report_listeners.remove(report)
+        server.presence.status_listeners.remove(presence)
+        server.presence.report_listeners.remove(report)
 
 
 @asynccontextmanager
@@ -440,12 +440,12 @@ async def _record_costs(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIt
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
         costs.hear(report)
-    rounds.server.report_listeners.append(costs.hear)
+    rounds.server.presence.report_listeners.append(costs.hear)
     try:
         async with background(costs.keep()):
             yield costs
     finally:
-        rounds.server.report_listeners.remove(costs.hear)
+        rounds.server.presence.report_listeners.remove(costs.hear)
 
 
 def is_live(records: Sequence[AnyRecord]) -> bool:

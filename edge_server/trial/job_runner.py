@@ -92,9 +92,9 @@ class JobRunner:
     async def _await_updates(self, configured: ConfiguredRun | None) -> None:
         """Keep the hub from settling updates of runs that are about to be resumed: devices offer these again."""
         jobs = await in_thread(self.queue.list_jobs)
-        self.site.server.runs.update(job.run for job in jobs if job.state == "running")
+        self.site.server.rounds.runs.update(job.run for job in jobs if job.state == "running")
         if configured:
-            self.site.server.runs.add(configured.name)
+            self.site.server.rounds.runs.add(configured.name)
 
     def _raise_unless_served(self, problem: BaseException | None) -> None:
         """Raise the error of the own plan at once unless there are jobs to run, or it is not an expected one."""

@@ -9,14 +9,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
-from msgspec import structs
 
 from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.broker import describe_exposure
+from edge_server.fleet.flood_control import FloodLimits
 from edge_server.fleet.history import HistoryWriter, open_history
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Members, Membership
@@ -86,7 +85,7 @@ class LiveSite:
     def expect(self, groups: Iterable[Members]) -> None:
         """Set the devices of runs that may begin."""
         self.expected = list(groups)
-        self.server.review_strangers()
+        self.server.flood.review_strangers()
 
     def takes(self, device: str) -> bool:
         """Return true if a device belongs to a current or expected run, or there is none."""
@@ -134,9 +133,9 @@ async def connect_site(
         history = open_history(config, in_thread)
         server = _make_server(config, transport, history)
         site = LiveSite(config, server, session, {}, list(expected))
-        server.takes = site.takes
+        server.rounds.takes = site.takes
         alone = _require_alone(transport, config.site, session, gives_way=gives_way)
-        beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
+        beside = background(alone, keep_lock(lock), watch_denied(config, server.presence.deny))
         async with transport.running(), history.running(), server.listening(), beside:
             yield site
 
@@ -158,8 +157,8 @@ async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | 
     device = _prepare_computing(config, plan)
     _make_folder(data_dir, folder)
     site.members[name] = members
-    server.runs.add(name)
-    server.review_strangers()
+    server.rounds.runs.add(name)
+    server.flood.review_strangers()
     try:
         with hold_lock(folder) as lock, _unless_begun(folder):
             async with background(keep_lock(lock)):
@@ -183,21 +182,21 @@ async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | 
                     return store.records()
     finally:
         del site.members[name]
-        server.runs.discard(name)
+        server.rounds.runs.discard(name)
         site.session.ended = await in_thread(ended_runs, data_dir)
 
 
 def _make_server(config: ServerConfig, transport: MqttTransport, history: HistoryWriter) -> Server:
     data_dir = Path(config.data_dir)
+    window_bytes = config.link.window * config.link.frame_bytes
     server = Server(
         *(config.site, transport, monotonic, in_thread),
-        report_listeners=[history.hear],
         was_run=lambda run: run_exists(data_dir, run),
         broker=transport.connected,
-        window_bytes=config.link.window * config.link.frame_bytes,
-        closed_topics=transport.closed,
+        limits=FloodLimits(window_bytes, transport.closed, transport.most_packet_bytes),
     )
-    transport.admits, server.longest_bytes = server.admits, transport.most_packet_bytes
+    server.presence.report_listeners.append(history.hear)
+    transport.admits = server.flood.admits
     return server
 
 
@@ -208,15 +207,6 @@ def _warn(config: ServerConfig, plan: Plan, watcher: Watcher | None) -> None:
             watcher.say(warning)
         else:
             log.warning("%s", warning)
-
-
-async def deny(server: Server, devices: frozenset[str]) -> None:
-    """Ignore further messages of revoked devices, and treat them and their tasks as offline."""
-    new, server.denied = sorted(devices - server.denied), devices
-    for device in new:
-        log.warning("device %s was revoked: its messages are ignored", device)
-        if (status := server.fleet.statuses.get(device)) and status.online:
-            await server.observe(device, structs.replace(status, online=False))
 
 
 async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, MqttTransport]:

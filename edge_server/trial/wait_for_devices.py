@@ -8,8 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edge_server.fleet import membership
-from edge_server.fleet.hub import CONNECT_S, Server
+from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Membership
+from edge_server.fleet.task_sender import CONNECT_S
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from shared.errors import ConfigError, Unreachable
@@ -93,16 +94,16 @@ def require_enough(plan: Plan, members: Membership) -> None:
 
 
 async def _broker(server: Server, address: str, wait_s: float, say: Callable[[str], None]) -> None:
-    if server.broker is None or server.broker.is_set():
+    if server.sender.broker is None or server.sender.broker.is_set():
         return
     with suppress(TimeoutError):
         async with asyncio.timeout(min(CONNECT_S, wait_s / 2)):
-            await server.broker.wait()
+            await server.sender.broker.wait()
             return
     say(f"waiting for the broker at {address}")
     try:
         async with asyncio.timeout(wait_s):
-            await server.broker.wait()
+            await server.sender.broker.wait()
     except TimeoutError:
         raise Unreachable(
             f"no broker answered at {address} within {wait_s:g} s; start it, name a server's file with --config, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -57,6 +57,35 @@ def build_charging_worker(costs: Mapping[str, Callable[..., float]]) -> Worker:
         return result
 
     return run
+
+
+class BackgroundTasks:
+    """Tasks beside the caller, at most one for each key."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._tasks
+
+    def start(self, work: Coroutine[Any, Any, None], name: str, key: Hashable | None = None) -> None:
+        """Start a task; without a key there may be any number of them."""
+        key = object() if key is None else key
+        self._tasks[key] = task = asyncio.create_task(work, name=name)
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def wait(self) -> None:
+        """Wait for the tasks in flight; their errors are ignored."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel the tasks in flight."""
+        for task in self._tasks.values():
+            task.cancel()
+        await self.wait()
 
 
 async def run_uninterrupted(work: Awaitable[R]) -> R:

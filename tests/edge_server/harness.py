@@ -19,6 +19,7 @@ import torch
 
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_budget import Place
+from edge_server.fleet.flood_control import FloodLimits
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision
@@ -207,8 +208,9 @@ async def site(
     loaded = load(write_plan(folder, **plan), folder, several_sites=neighbours is not None)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
-    most = link.window * link.frame_bytes if link else None
-    known = {"was_run": lambda run: run_exists(folder, run), "window_bytes": most}
+    limits = FloodLimits(link.window * link.frame_bytes) if link else None
+    known = {"was_run": lambda run: run_exists(folder, run), "limits": limits}
+    known["broker"] = getattr(broker, "connected", None)
     server = Server(SITE, broker, asyncio.get_running_loop().time, inline, **known)
     async with AsyncExitStack() as stack:
         stack.callback(store.close)

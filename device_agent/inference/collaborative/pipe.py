@@ -18,6 +18,7 @@ from device_agent.inference.collaborative.interface import AskTop, Half, TopRepl
 from shared.errors import FieldFleetError, InferenceRefused, Unreachable
 from shared.protocol.inference.collaborative import TopTiming
 from shared.runtime import backports
+from shared.runtime.executor import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -160,18 +161,14 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask:
     Args:
         ask: Client for the server.
     """
-    asking = set[asyncio.Task[None]]()
+    asking = BackgroundTasks()
     try:
         while (incoming := await _read(reader)) is not None:
             message, data = incoming
             if isinstance(message, TopAsked):
-                task = asyncio.create_task(_relay_request(message, data, writer, ask), name="relay")
-                asking.add(task)
-                task.add_done_callback(asking.discard)
+                asking.start(_relay_request(message, data, writer, ask), "relay")
     finally:
-        for task in list(asking):
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asking.close()
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()

@@ -22,7 +22,7 @@ from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, 
 from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, DownloadSlots, PackageCatalogue
 from shared.errors import ConfigError, FieldFleetError, WireError
 from shared.protocol.enrolment import MOST_HEAD, body_length, http_date, parse_head
-from shared.runtime.executor import in_thread
+from shared.runtime.executor import BackgroundTasks, background, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class EnrolmentService:
         default_factory=lambda: FairSlots(MOST_HANDSHAKES, MOST_OPEN_EACH, HANDSHAKE_TURN_S)
     )
     request_slots: FairSlots = field(default_factory=lambda: FairSlots(MOST_OPEN, MOST_OPEN_EACH, TURN_S))
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     _answer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -129,13 +129,11 @@ class EnrolmentService:
             ConfigError: The address is not one of this machine's, or is in use.
         """
         with listen(host, port) as listener:
-            accepting = asyncio.create_task(self._accept(listener), name="accept")
             try:
-                yield listener.getsockname()[1]
+                async with background(self._accept(listener)):
+                    yield listener.getsockname()[1]
             finally:
-                for task in (accepting, *self._tasks):
-                    task.cancel()
-                await asyncio.gather(accepting, *self._tasks, return_exceptions=True)
+                await self._tasks.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -151,9 +149,7 @@ class EnrolmentService:
             if slot is None:
                 sock.close()
                 continue
-            task = loop.create_task(self._serve(connection, slot), name="request")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._serve(connection, slot), "request")
 
     async def _serve(self, connection: _Connection, slot: Slot) -> None:
         """Answer one connection, and contain its errors."""

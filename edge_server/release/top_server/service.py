@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from edge_server.fleet.admission import MOST_BYTES, Admission, longest_packet
-from edge_server.fleet.subscriptions import Subscriptions
+from edge_server.fleet.admission import MOST_BYTES, longest_packet
+from edge_server.fleet.flood_control import FloodControl, FloodLimits
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.top_server.intake import PendingRequest, RequestBuffer
@@ -33,15 +31,14 @@ from shared.protocol.inference.collaborative import (
     check_request,
 )
 from shared.protocol.messages import Room
-from shared.protocol.topics import TOPS, is_name, parse_channel, parse_device, topic
+from shared.protocol.topics import TOPS, topic
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.durable import explain_disk_errors
-from shared.runtime.executor import Worker, background, in_thread
+from shared.runtime.executor import BackgroundTasks, Worker, background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transfer import frames
 from shared.transport.base import Transport
 from shared.transport.mqtt import MqttTransport
-from shared.transport.packet_limit import MOST_RECEIVED_BYTES
 from shared.transport.presence import Session
 from shared.transport.session_probe import SessionProbe
 
@@ -58,84 +55,55 @@ FOLDER = "tops"
 """Subfolder of the folder of runs with the service's lock and MQTT session number."""
 
 
-@dataclass
 class TopServer:
     """The split inference service of a site.
 
-    Attributes:
+    Args:
         worker: Runs blocking calls: reads of the release store, and ONNX Runtime.
-        window_bytes: Limit of frame bytes requested from one device at a time.
-        closed_topics: Topics closed to flooding devices, shared with the transport.
-        longest_bytes: Size limit of a received packet.
+        limits: Bounds of what devices may send.
     """
 
-    site: str
-    transport: Transport
-    clock: Clock
-    worker: Worker
-    intake: RequestBuffer
-    halves: UpperHalves
-    window_bytes: int
-    closed_topics: set[bytes] = field(default_factory=set)
-    longest_bytes: int = MOST_RECEIVED_BYTES
-    metrics: TopServerMetrics = field(default_factory=TopServerMetrics)
-    _ready: asyncio.Queue[tuple[str, PendingRequest]] = field(default_factory=asyncio.Queue)
-    _known: set[str] = field(default_factory=set)
-    _refused: Counter[str] = field(default_factory=Counter)
-    _answer_tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _admission: Admission | None = None
+    def __init__(  # noqa: PLR0913 - the ends that it connects
+        self,
+        site: str,
+        transport: Transport,
+        clock: Clock,
+        worker: Worker,
+        *,
+        intake: RequestBuffer,
+        halves: UpperHalves,
+        limits: FloodLimits,
+    ) -> None:
+        self.site, self.transport, self.clock, self.worker = site, transport, clock, worker
+        self.intake, self.halves, self.metrics = intake, halves, TopServerMetrics()
+        self._known = known = set[str]()
+        self.flood = FloodControl(
+            *(site, transport, clock),
+            awaits=lambda device, _channel: intake.awaits(device),
+            list_devices=lambda: known,
+            limits=limits,
+        )
+        self._ready = asyncio.Queue[tuple[str, PendingRequest]]()
+        self._answer_tasks = BackgroundTasks()
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        refuse, bound = self._refuse, self.window_bytes
-        self._admission = Admission(self.clock, refuse, window_bytes=bound, channels=CHANNELS)
-        subscriptions = Subscriptions(
-            self.transport, self.site, self._admission, lambda: self._known, self.closed_topics
-        )
         try:
             async with (
-                subscriptions.open(),
-                background(self._receive(self._admission), self._check_requests(), self._log_metrics()),
+                self.flood.subscribe() as source,
+                background(self.flood.dispatch(source, self._handle), self._check_requests(), self._log_metrics()),
             ):
                 await self._serve()
         finally:
-            under_way = list(self._answer_tasks)
-            for telling in under_way:
-                telling.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await self._answer_tasks.close()
 
-    def admits(self, name: str, size: int) -> bool:
-        """Decide whether to receive a payload on a topic; a long one must be an awaited frame.
-
-        Args:
-            size: Approximate bytes of the payload.
-        """
-        device, channel = parse_device(name), parse_channel(name)
-        if self._admission is None or size <= CHANNELS.get(channel, MOST_BYTES["status"]):
-            return True
-        is_awaited = size <= self.longest_bytes and self.intake.awaits(device)
-        is_awaited = is_awaited and self._admission.has_room(device, channel, size)
-        if not is_awaited:
-            self._admission.count_useless(device, channel, size)
-        return is_awaited
-
-    async def _receive(self, admission: Admission) -> None:
-        async for name, data in admission:
-            device, is_of_use = parse_device(name), True
-            if not is_name(device):
-                continue
-            self._known.add(device)
-            try:
-                if frames.is_frame(data):
-                    is_of_use = await self._take(device, data)
-                elif data:
-                    await self._accept_offer(device, wire.decode(data))
-            except WireError as error:
-                self._refuse(device, error)
-                admission.penalize(device)
-                is_of_use = False
-            if not is_of_use:
-                admission.count_useless(device, FROM_DEVICE, len(data))
+    async def _handle(self, device: str, _channel: str, data: bytes) -> bool:
+        self._known.add(device)
+        if frames.is_frame(data):
+            return await self._take(device, data)
+        if data:
+            await self._accept_offer(device, wire.decode(data))
+        return True
 
     async def _accept_offer(self, device: str, message: object) -> None:
         """Accept a request, or answer its device with the reason for refusal.
@@ -196,9 +164,7 @@ class TopServer:
             return
         self.intake.drop(device)
         if error:
-            self._refuse(device, error)
-            if self._admission:
-                self._admission.penalize(device)
+            self.flood.refuse(device, error)
         else:
             self.metrics.count_request(timing, pending.request.params.size, len(outputs))
         self._answer(device, pending.request, timing=timing, outputs=outputs, error=error)
@@ -228,9 +194,7 @@ class TopServer:
             timing=timing,
             room=Room() if error else self.intake.room(device),
         )
-        telling = asyncio.create_task(self._publish(device, answer), name="answer")
-        self._answer_tasks.add(telling)
-        telling.add_done_callback(self._answer_tasks.discard)
+        self._answer_tasks.start(self._publish(device, answer), "answer")
 
     async def _publish(self, device: str, answer: TopAnswer) -> None:
         try:
@@ -250,22 +214,22 @@ class TopServer:
             await asyncio.sleep(METRICS_LOG_S)
             if line := self.metrics.line():
                 log.info("%s", line)
-            self._refused.clear()
-
-    def _refuse(self, device: str, error: WireError) -> None:
-        """Count a refused message; log the first for each reason and `METRICS_LOG_S`."""
-        if not self._refused[error.reason]:
-            log.warning("refused a message of %s (%s): %s", device, error.reason, error)
-        self._refused[error.reason] += 1
+            self.flood.take_refused()
 
 
-def compose(config: ServerConfig, transport: Transport, *, clock: Clock = monotonic) -> TopServer:
+def compose(
+    config: ServerConfig, transport: Transport, *, clock: Clock = monotonic, closed_topics: set[bytes] | None = None
+) -> TopServer:
     """Create the service from its configuration."""
     tops, link = config.tops, config.link
     limit = tops.max_features_mb << 20
     intake = RequestBuffer(config.site, transport, clock, link.policy(limit), tops.held_mb << 20, tops.waiting)
     halves = UpperHalves(Path(config.data_dir), tops.threads, tops.releases, limit)
-    return TopServer(config.site, transport, clock, in_thread, intake, halves, link.window * link.frame_bytes)
+    closed_topics = set() if closed_topics is None else closed_topics
+    limits = FloodLimits(
+        link.window * link.frame_bytes, closed_topics, longest_packet(link.frame_bytes), channels=CHANNELS
+    )
+    return TopServer(config.site, transport, clock, in_thread, intake=intake, halves=halves, limits=limits)
 
 
 async def serve_site(config: ServerConfig) -> None:
@@ -289,9 +253,8 @@ async def serve_site(config: ServerConfig) -> None:
             most_packet_bytes=longest_bytes,
             probe=SessionProbe.of_server(config.site),
         )
-        server = compose(config, transport)
-        server.closed_topics, transport.admits = transport.closed, server.admits
-        server.longest_bytes = longest_bytes
+        server = compose(config, transport, closed_topics=transport.closed)
+        transport.admits = server.flood.admits
         async with transport.running(), background(keep_lock(lock)):
             log.info("serving the upper halves of the releases in %s", config.data_dir)
             await server.run()

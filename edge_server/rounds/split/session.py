@@ -296,7 +296,7 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
         device=device,
     )
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
-    payloads = StepPayloads(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
+    payloads = StepPayloads(server.site, server.transport, server.clock, link, server.links.paces, barrier.sessions)
     return SplitRound(
         clock=server.clock,
         worker=server.worker,
@@ -304,7 +304,7 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
         barrier=barrier,
         payloads=payloads,
         gradient_store=GradientStore(link.kept_gradients_mb << 20),
-        answers=server.answers,
+        answers=server.rounds.answers,
         size_bound=SizeBound(barrier, server.worker, top.usual_size, min(plan.round.most_norm, MOST_SIZE)),
     )
 

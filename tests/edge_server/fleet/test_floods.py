@@ -11,6 +11,7 @@ import pytest
 
 from edge_server.fleet import admission, answers, broker, subscriptions
 from edge_server.fleet.admission import MOST_BYTES
+from edge_server.fleet.flood_control import FloodLimits
 from edge_server.fleet.hub import Server
 from shared.protocol import wire
 from shared.protocol.messages import Report, Status, Transfer, Update, Want
@@ -61,9 +62,9 @@ async def flooded(folder, kind: str, clock=monotonic) -> AsyncIterator[Flooded]:
         for client in clients:
             await stack.enter_async_context(client.running())
             await client.connected.wait()
-        options = {"runs": {"run"}, "window_bytes": WINDOW, "closed_topics": clients[0].closed}
-        server = Server(SITE, clients[0], clock, inline, **options)
-        clients[0].admits = server.admits
+        server = Server(SITE, clients[0], clock, inline, limits=FloodLimits(WINDOW, clients[0].closed))
+        server.rounds.runs.add("run")
+        clients[0].admits = server.flood.admits
         await stack.enter_async_context(server.listening())
         acks = await stack.enter_async_context(clients[1].subscribe(topic(SITE, "flood", "ack")))
         yield Flooded(server, *clients[1:], acks, running.port)
@@ -76,10 +77,10 @@ async def pour(here: Flooded, channel: str, data: bytes, times: int) -> int:
         await here.flood.publish(topic(SITE, "flood", channel), data, assured=False)
         if number % 16 == 0:
             await asyncio.sleep(0)
-            most = max(most, here.server.waiting_bytes)
+            most = max(most, here.server.flood.admission.waiting_bytes)
     await here.honest.publish(topic(SITE, "honest", "report"), wire.encode(Report(device="honest", at=1.0)))
     while "honest" not in here.server.fleet.reports:
-        most = max(most, here.server.waiting_bytes)
+        most = max(most, here.server.flood.admission.waiting_bytes)
         await asyncio.sleep(0.001)
     return most
 
@@ -98,7 +99,7 @@ def test_a_flood_is_answered_rarely_and_little_of_it_is_kept(tmp_path, kind, cha
             assert most <= 2 * WINDOW + sum(MOST_BYTES.values())
             await asyncio.sleep(0.2)
             assert len(list(here.acks.drain())) <= answers.BURST + answers.PER_S * (seconds + 1)
-            assert sum(here.server.refused.values()) <= times
+            assert sum(here.server.flood.refused.values()) <= times
 
     asyncio.run(play())
     warnings = [one for one in caplog.records if (one.name, one.levelname) == (admission.__name__, "WARNING")]
@@ -112,7 +113,7 @@ def test_a_flood_of_frames_that_nobody_asked_for_is_not_held(tmp_path, kind):
         async with flooded(tmp_path, kind) as here:
             for channel in ("update", "features"):
                 assert await pour(here, channel, FRAME, 40) <= len(OFFER) + sum(MOST_BYTES.values())
-            assert not here.server.refused
+            assert not here.server.flood.refused
 
     asyncio.run(play())
 
@@ -156,7 +157,7 @@ def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, m
     async def play() -> None:
         nonlocal passed_s
         async with flooded(tmp_path, kind, lambda: passed_s) as here, AsyncExitStack() as stack:
-            came, admits = [], here.server.admits
+            came, admits = [], here.server.flood.admits
             if is_awaited:
                 await stack.enter_async_context(here.server.round(Awaiting(), {}, []))
             here.server.transport.admits = lambda name, size: came.append(size) or admits(name, size)
@@ -189,7 +190,7 @@ def test_of_small_messages_as_fast_as_they_go_few_are_looked_at(tmp_path, kind, 
             await until_answered(here.honest, "honest")
             with connected(here.port, "raw") as line:
                 line.setblocking(False)
-                while name not in here.server.closed_topics:
+                while name not in here.server.flood.limits.closed_topics:
                     await loop.sock_sendall(line, offer * 100)
                     await asyncio.sleep(0.01)
                 await until_answered(here.honest, "honest")
@@ -216,7 +217,7 @@ def test_retained_reports_beyond_all_measure_are_not_kept(tmp_path, kind):
                 await here.flood.publish(topic(SITE, f"flood-{number}", "report"), large, retain=True)
             await pour(here, "status", b"", 1)
             assert set(here.server.fleet.reports) == {"honest"}
-            assert here.server.waiting_bytes == 0
+            assert here.server.flood.admission.waiting_bytes == 0
 
     asyncio.run(play())
 

@@ -31,7 +31,8 @@ def test_what_a_server_hears_is_kept_with_the_time_it_was_heard(tmp_path):
 
     async def play() -> None:
         broker, kept = MemoryTransport(), kept_by(tmp_path)
-        server = Server(SITE, broker, asyncio.get_running_loop().time, inline, report_listeners=[kept.hear])
+        server = Server(SITE, broker, asyncio.get_running_loop().time, inline)
+        server.presence.report_listeners.append(kept.hear)
 
         async def say(message: Report | Status, channel: str = "report") -> None:
             await broker.publish(topic(SITE, "orin", channel), wire.encode(message), retain=True)

@@ -27,7 +27,7 @@ def test_no_offer_is_settled_before_it_is_known_which_run_goes_on():
         async with broker.subscribe(topic(SITE, "a", "ack")) as acks, server.listening():
             heard = []
             for run in ("", "run", "another"):
-                server.runs = {run} - {""}
+                server.rounds.runs = {run} - {""}
                 await broker.publish(topic(SITE, "a", "update"), offer)
                 await asyncio.sleep(1)
                 heard.append(len([*acks.drain()]))
@@ -62,7 +62,6 @@ def test_tasks_that_found_no_broker_are_given_when_it_is_back(tmp_path):
     async def play() -> float:
         broker = Reconnecting()
         async with site(tmp_path, broker, rounds=1, cohort="min_devices = 2", round="deadline_s = 60.0") as here:
-            here.server.broker = broker.connected
             broker.connected.set()
             await asyncio.sleep(1)  # it waits for its devices
             broker.connected.clear()
@@ -86,7 +85,6 @@ def test_a_broker_that_denies_tasks_is_not_asked_ten_times_a_second(tmp_path):
         broker.denies = True
         broker.connected.set()
         async with site(tmp_path, broker, rounds=1, cohort="min_devices = 1", round="deadline_s = 100.0") as here:
-            here.server.broker = broker.connected
             await here.device("a")
             await asyncio.sleep(99)
             return broker.tries

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edge_server.fleet import broker, hub
+from edge_server.fleet import broker, presence
 from edge_server.fleet.hub import Server
 from edge_server.journal.records import RoundClosed
 from edge_server.rounds import check_plan
@@ -57,7 +57,7 @@ def test_a_birth_that_comes_twice_is_told_once(tmp_path, caplog):
 
     caplog.set_level("INFO")
     virtual(play())
-    assert [one.args for one in caplog.records if one.name == hub.__name__ and "pi" in one.args] == [
+    assert [one.args for one in caplog.records if one.name == presence.__name__ and "pi" in one.args] == [
         ("pi", 1),
         ("pi", 2),
     ]
@@ -102,8 +102,8 @@ def test_two_real_clients_of_one_id(tmp_path):
             for instance in ("a", "b"):
                 session = Session(tmp_path / instance, "pi", SITE, instance)
                 await stack.enter_async_context(MqttTransport(place, "pi", session.presence).running())
-            while not (server.refused["id-in-use"] and server.fleet.online):
-                server.changed.clear()
-                await server.changed.wait()
+            while not (server.flood.refused["id-in-use"] and server.fleet.online):
+                server.presence.changed.clear()
+                await server.presence.changed.wait()
 
     asyncio.run(use())

@@ -143,5 +143,5 @@ def test_an_agent_that_is_said_to_be_gone_says_that_it_is_not(tmp_path, kind, sa
 
 async def _until(server: Server, *, online: bool) -> None:
     while bool(server.fleet.online) != online:
-        server.changed.clear()
-        await server.changed.wait()
+        server.presence.changed.clear()
+        await server.presence.changed.wait()

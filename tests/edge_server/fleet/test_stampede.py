@@ -83,7 +83,7 @@ async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
         async with broker.run_private_broker(folder, port=port) as first:
             attempts = await stack.enter_async_context(_herd(port, folder, agents, processes))
             server = await stack.enter_async_context(_serving(port, folder, agents))
-            await _until(lambda: len(server.tasks) == agents)
+            await _until(lambda: len(server.rounds.tasks) == agents)
             before = {device: status.session for device, status in server.fleet.statuses.items()}
             stalls: list[float] = []
             watching = asyncio.create_task(_watch(stalls))
@@ -97,7 +97,7 @@ async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
         await _until(lambda: all(server.fleet.statuses[d].session > number for d, number in before.items()))
         back_s = time.monotonic() - there
         assert len(server.fleet.online) == agents
-        assert not server.refused
+        assert not server.flood.refused
     lines = [line for file in attempts for line in file.read_text().splitlines()]
     moments = [int(10 * (float(line.split()[1]) - killed)) for line in lines if float(line.split()[1]) > killed]
     return Figures(back_s, max(stalls), [moments.count(tenth) for tenth in range(max(moments) + 1)])

@@ -108,7 +108,7 @@ def test_what_was_heard_before_the_run_went_on_counts(tmp_path):
         await run_plan(plan, RUN, server, store, LinkConfig(), started="")
         found = [(one.round, one.device) for one in store.records() if isinstance(one, CostSettled)]
         store.close()
-        assert server.report_listeners == []
+        assert server.presence.report_listeners == []
         return found
 
     assert virtual(play()) == [(1, "one")]

@@ -411,7 +411,7 @@ def test_a_flood_of_one_device_takes_nothing_from_another(virtually, folder, sma
             await transport.publish(topic(SITE, "foe", "infer"), data)
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
-        assert server.closed_topics == {topic(SITE, "foe", "infer").encode()}
+        assert server.flood.limits.closed_topics == {topic(SITE, "foe", "infer").encode()}
 
     async def check():
         async with in_memory(folder, "pi") as (server, transport, way):
@@ -422,8 +422,8 @@ def test_a_flood_of_one_device_takes_nothing_from_another(virtually, folder, sma
             await flooding
             assert small.error((await way(small.half, small.features(), 5.0)).outputs) <= CLOSE
             assert not server.intake.pending
-            assert not server.admits(topic(SITE, "foe", "infer"), 1 << 20)
-            assert server.admits(topic(SITE, "pi", "infer"), FRAME)
+            assert not server.flood.admits(topic(SITE, "foe", "infer"), 1 << 20)
+            assert server.flood.admits(topic(SITE, "pi", "infer"), FRAME)
 
     virtually(check())
 

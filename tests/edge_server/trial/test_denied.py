@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 
@@ -13,7 +12,6 @@ from edge_server.gateway.enrolment.accounts import SiteAccount
 from edge_server.gateway.revocation.denied import POLL_S, watch_denied
 from edge_server.gateway.state import SiteState, write_state
 from edge_server.plan.server_config import ServerConfig, load
-from edge_server.trial.live import deny
 from shared.runtime.executor import background
 from tests.edge_server.harness import moved, site, virtual
 from tests.naming import log_messages
@@ -33,7 +31,7 @@ def test_a_revoked_device_is_out_of_the_round_and_in_again_when_it_was_enrolled_
         limits = {"cohort": "min_devices = 1", "round": "deadline_s = 60.0"}
         async with AsyncExitStack() as stack:
             here = await stack.enter_async_context(site(tmp_path, rounds=3, **limits))
-            await stack.enter_async_context(background(watch_denied(config, partial(deny, here.server))))
+            await stack.enter_async_context(background(watch_denied(config, here.server.presence.deny)))
             a, b = [await here.device(name) for name in "ab"]
             task, other = await a.task(), await b.task()
             note(tmp_path / "gateway", denied=("a",))
@@ -44,7 +42,7 @@ def test_a_revoked_device_is_out_of_the_round_and_in_again_when_it_was_enrolled_
             await b.answer(other, moved(here.plan, 0.5))
             second = await b.task()
             assert here.server.fleet.online == ("b",)
-            assert not here.server.refused
+            assert not here.server.flood.refused
             note(tmp_path / "gateway", denied=())
             await asyncio.sleep(2 * POLL_S)
             await a.status(online=True, session=3)
