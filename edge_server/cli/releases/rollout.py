@@ -200,20 +200,20 @@ def _drive(
 ) -> int:
     """Drive a rollout in this process until it is complete."""
     from edge_server.release.rollout import drive  # noqa: PLC0415
+    from edge_server.release.rollout.link import RolloutOptions  # noqa: PLC0415
 
     config = _config(options)
 
     async def go() -> tuple[RolloutState | None, set[int]]:
         received = received_by()
         try:
-            return await drive.drive(
-                config, open_rollout, stays=stays, wait_s=wait_s, on_record=_print_record, on_wait=_say
-            ), received
+            return await drive.drive(config, open_rollout, settings), received
         except asyncio.CancelledError:
             return None, received
 
     stays = getattr(options, "stay", False)
     wait_s = math.inf if stays else getattr(options, "wait", math.inf)
+    settings = RolloutOptions(stays, wait_s, _print_record, _say)
     state, received = asyncio.run(go())
     if state is None:
         verb = "abort" if options.verb == "abort" else "resume"

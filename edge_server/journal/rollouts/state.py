@@ -27,6 +27,7 @@ from edge_server.journal.rollouts.file import (
 )
 from shared.errors import CorruptFile
 from shared.protocol.inference.rollout import ModelStatus
+from shared.protocol.update import PENDING
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ Mode: TypeAlias = Literal["going", "paused", "stopped", "aborted", "going-back"]
 Standing: TypeAlias = Literal["waiting", "taking", "trial", "committed", "failed", "superseded"]
 
 FAILED = frozenset({"refused", "rolled-back"})
-PENDING = frozenset({"offered", "fetched", "verified", "staged"})
 _MODES: Mapping[Order, Mode] = {
     "pause": "paused",
     "resume": "going",

@@ -18,39 +18,33 @@ from shared.protocol.packages import AGENT, PackageManifest, encode_signed_manif
 
 @dataclass(frozen=True)
 class AgentManifest:
-    """A package manifest with the attributes of a release manifest that rollouts read."""
+    """A package manifest with the attributes of a release manifest that rollouts read.
 
-    package: PackageManifest
+    Attributes:
+        version: Serial number in the gateway's package index.
+        parts: Packages by file name.
+    """
 
-    @property
-    def name(self) -> str:
-        """Release name."""
-        return AGENT
-
-    @property
-    def version(self) -> int:
-        """Serial number in the gateway's package index."""
-        return self.package.serial
+    version: int
+    parts: Mapping[str, ReleasePart]
+    name: str = AGENT
+    tensors: tuple[ParameterSpec, ...] = ()
 
     @property
     def reference(self) -> str:
         """Release reference, `NAME/VERSION`."""
-        return f"{AGENT}/{self.version}"
-
-    @property
-    def parts(self) -> Mapping[str, ReleasePart]:
-        """Packages by file name."""
-        return {build.file: ReleasePart(sha256=build.sha256, size=build.size) for build in self.package.builds}
+        return f"{self.name}/{self.version}"
 
     @property
     def parameters(self) -> ReleasePart:
         """The first package, as a placeholder: it is not read, since without tensors no header is requested."""
         return next(iter(self.parts.values()))
 
-    @property
-    def tensors(self) -> tuple[ParameterSpec, ...]:
-        """Always empty."""
-        return ()
+    @staticmethod
+    def of_package(package: PackageManifest) -> AgentManifest:
+        """Return the manifest of an agent version."""
+        parts = {build.file: ReleasePart(sha256=build.sha256, size=build.size) for build in package.builds}
+        return AgentManifest(package.serial, parts)
 
 
 @dataclass(frozen=True)
@@ -60,21 +54,18 @@ class StoredAgent:
     Attributes:
         signed: Signed manifest, as sent to boards.
         folder: Folder of the gateway's packages.
+        run: Always empty: no run trained an agent.
     """
 
     manifest: AgentManifest
     signed: bytes
     folder: Path
+    run: str = ""
 
     @property
     def sha256(self) -> str:
         """Digest of the signed manifest."""
         return sha256_of(self.signed)
-
-    @property
-    def run(self) -> str:
-        """Always empty: no run trained an agent."""
-        return ""
 
     def content(self) -> bytes:
         """Return the signed manifest."""
@@ -110,10 +101,10 @@ def find_agent(site: Path, version: str) -> StoredAgent:
     """
     index = read_index(site)
     manifests = index.manifests()
-    by_number = {AgentManifest(manifest).reference: manifest for manifest in manifests}
+    by_number = {f"{AGENT}/{manifest.serial}": manifest for manifest in manifests}
     manifest = by_number.get(version) or find_version(manifests, version.removeprefix(f"{AGENT}/"))
     signed = index.releases[manifests.index(manifest)]
-    return StoredAgent(AgentManifest(manifest), encode_signed_manifest(signed), packages_folder(site))
+    return StoredAgent(AgentManifest.of_package(manifest), encode_signed_manifest(signed), packages_folder(site))
 
 
 def require_site_folder(gateway: str) -> Path:

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from edge_server.journal.rollouts.file import PartsSent
 from edge_server.release.rollout.agents import StoredAgent
+from edge_server.release.rollout.link import RolloutLink
+from edge_server.release.rollout.record_log import RecordLog
 from edge_server.release.store import StoredRelease
 from edge_server.rounds.broadcast import Outgoing
-from shared.errors import CorruptFile, Unreachable, WireError
-from shared.protocol import wire
+from shared.errors import CorruptFile, WireError
 from shared.protocol.inference.bundle import HEADER, LENGTH_BYTES, Lacking, bundle_pieces, header_bytes, tensor_places
 from shared.protocol.inference.rollout import Bundle
-from shared.protocol.messages import Want
-from shared.protocol.topics import topic
-from shared.runtime.clock import Clock
-from shared.runtime.executor import Worker
+from shared.protocol.messages import Message, Want
+from shared.runtime.clock import utc_stamp
 from shared.transfer.sender import Sender
 from shared.transfer.to_file import view
-from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
@@ -80,29 +79,24 @@ class BundleDistributor:
     """Sends the bundles of a rollout.
 
     Attributes:
-        clock: Clock in monotonic seconds.
-        frame_bytes: Payload bytes in one frame.
-        patience_s: Seconds that one board may delay the others that receive the same bundle.
+        log: Records each finished bundle.
         expected: Returns the online boards that may still request parts.
-        sent: Called for each finished bundle with its boards, its size and the bytes handed to the broker.
-        channel: Channel on which bundles are announced to boards.
+        send: Sends a message to a board; returns False if the broker is unreachable.
     """
 
-    site: str
-    deployment: str
-    transport: Transport
-    clock: Clock
-    worker: Worker
-    stored: StoredRelease | StoredAgent
-    frame_bytes: int
-    patience_s: float
+    link: RolloutLink
+    log: RecordLog
     expected: Callable[[], set[str]]
-    sent: Callable[[tuple[str, ...], int, int], None]
-    channel: str = "offer"
+    send: Callable[[str, Message], Awaitable[bool]]
     _lacking: dict[str, Lacking] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _shipments: dict[str, _Shipment] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def deployment(self) -> str:
+        """Name of the rollout's deployment."""
+        return self.log.state.plan.deployment
 
     def ask(self, device: str, lacking: Lacking) -> None:
         """Register the parts that a board lacks; the bundle is announced to it once ready.
@@ -110,16 +104,16 @@ class BundleDistributor:
         Raises:
             WireError: The release has no such part.
         """
-        bundle_pieces(self.stored.manifest, lacking)
+        bundle_pieces(self.link.stored.manifest, lacking)
         if device in self._shipments and self._lacking.get(device) != lacking:
             self.forget(device)
         self._lacking[device] = lacking
-        self._asked_at.setdefault(device, self.clock())
+        self._asked_at.setdefault(device, self.link.clock())
         self._wake.set()
 
     def wanted_bytes(self, device: str) -> int:
         """Return the bytes that a board lacks; the size of the release if it has not reported them."""
-        manifest = self.stored.manifest
+        manifest = self.link.stored.manifest
         if (lacking := self._lacking.get(device)) is None:
             return sum(part.size for part in manifest.parts.values())
         return sum(piece.size for piece in bundle_pieces(manifest, lacking))
@@ -143,7 +137,8 @@ class BundleDistributor:
     def _end(self, shipment: _Shipment) -> None:
         shipment.task.cancel()
         outgoing = shipment.outgoing
-        self.sent(tuple(outgoing.devices), outgoing.transfer.size, outgoing.bytes_sent)
+        devices, size = tuple(outgoing.devices), outgoing.transfer.size
+        self.log.add(PartsSent(at=utc_stamp(), devices=devices, size=size, sent=outgoing.bytes_sent))
 
     async def run(self) -> None:
         """Send bundles until cancelled."""
@@ -173,7 +168,7 @@ class BundleDistributor:
     def _remaining_s(self) -> float | None:
         unserved = self._pending_devices()
         return (
-            max(0.01, min(self._asked_at[device] for device in unserved) + GATHER_S - self.clock())
+            max(0.01, min(self._asked_at[device] for device in unserved) + GATHER_S - self.link.clock())
             if unserved
             else None
         )
@@ -183,7 +178,7 @@ class BundleDistributor:
         if not (unserved := self._pending_devices()):
             return {}
         others = self.expected() - self._lacking.keys()
-        if others and min(self._asked_at[device] for device in unserved) + GATHER_S > self.clock():
+        if others and min(self._asked_at[device] for device in unserved) + GATHER_S > self.link.clock():
             return {}
         groups: dict[Lacking, list[str]] = {}
         for device in sorted(unserved):
@@ -191,12 +186,13 @@ class BundleDistributor:
         return groups
 
     async def _ship(self, lacking: Lacking, devices: list[str]) -> None:
+        link = self.link
         if len({id(shipment) for shipment in self._shipments.values()}) >= MAX_BUNDLES:
             for device in devices:
-                self._asked_at[device] = self.clock()  # retried once another bundle is finished
+                self._asked_at[device] = self.link.clock()  # retried once another bundle is finished
             return
         try:
-            sender = await self.worker(open_bundle, self.stored, lacking, self.frame_bytes)
+            sender = await link.worker(open_bundle, link.stored, lacking, link.frame_bytes)
         except (CorruptFile, WireError, OSError) as error:
             log.error("cannot send release parts: %s", error)  # noqa: TRY400 - the message states the cause
             for device in devices:
@@ -206,7 +202,7 @@ class BundleDistributor:
         devices = [device for device in devices if self._lacking.get(device) == lacking]
         if not devices:
             return
-        outgoing = Outgoing(*(self.site, self.transport, self.clock, devices, sender, self.patience_s), channel="parts")
+        outgoing = Outgoing(*(link.site, link.transport, link.clock, devices, sender, link.patience_s), channel="parts")
         task = asyncio.create_task(outgoing.run(), name="parts")
         shipment = _Shipment(outgoing, set(devices), task)
         self._shipments |= dict.fromkeys(devices, shipment)
@@ -215,7 +211,4 @@ class BundleDistributor:
     async def _announce(self, device: str) -> None:
         outgoing = self._shipments[device].outgoing
         bundle = Bundle(deployment=self.deployment, params=outgoing.transfer, shared=outgoing.shared)
-        try:
-            await self.transport.publish(topic(self.site, device, self.channel), wire.encode(bundle))
-        except Unreachable as error:
-            log.debug("bundle not announced, %s will ask again: %s", device, error)
+        await self.send(device, bundle)  # if it does not arrive, the board asks again

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord, RolloutPlan
+from edge_server.journal.rollouts.file import FOLDER, RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.rollout.agents import StoredAgent, find_agent, require_site_folder
 from edge_server.release.rollout.engine import RolloutEngine
+from edge_server.release.rollout.link import RolloutLink, RolloutOptions
 from edge_server.release.rollout.orders import LoadedRollout
 from edge_server.release.store import StoredRelease, find_release
 from shared.errors import ConfigError, Unreachable
@@ -29,25 +29,16 @@ from shared.transport.session_probe import SessionProbe
 CONNECT_S = 5.0
 CLIENT = "_rollout"
 """Suffix of the MQTT client id; the broker admits one process with this id."""
+DEFAULTS = RolloutOptions()
 
 
 async def drive(
-    config: ServerConfig,
-    load_rollout: Callable[[], LoadedRollout],
-    *,
-    stays: bool = False,
-    wait_s: float = math.inf,
-    on_record: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
-    on_wait: Callable[[str], None] = lambda _why: None,
+    config: ServerConfig, load_rollout: Callable[[], LoadedRollout], options: RolloutOptions = DEFAULTS
 ) -> RolloutState:
     """Run a rollout until nothing is left to do; return its final state.
 
     Args:
         load_rollout: Called once the lock is held and the broker is connected.
-        stays: Whether to keep running for boards that are offline.
-        wait_s: Seconds to wait while all boards that could take the release are offline, before the rollout stops.
-        on_record: Called with the new state for each appended record.
-        on_wait: Called with the reason for waiting whenever it changes.
 
     Raises:
         ConfigError: Another process runs a rollout, the release is missing, or a newer fieldfleet wrote in the folder.
@@ -63,20 +54,19 @@ async def drive(
         transport = MqttTransport(broker, f"{config.site}.{CLIENT}", probe=SessionProbe.of_server(config.site))
         async with transport.running(), background(keep_lock(lock)):
             await _await_connection(transport, config)
-            journal, state = load_rollout()
-            stored = _find_release(config, state.plan)
-            engine = RolloutEngine(
-                *(config.site, transport, monotonic, in_thread, journal, state, stored),
+            rollout = load_rollout()
+            link = RolloutLink(
+                site=config.site,
+                transport=transport,
+                clock=monotonic,
+                worker=in_thread,
+                stored=_find_release(config, rollout.state.plan),
                 frame_bytes=config.link.frame_bytes,
                 patience_s=config.link.patience_s,
-                stays=stays,
-                wait_s=wait_s,
-                on_record=lambda record: on_record(state, record),
-                on_wait=on_wait,
                 closed_topics=transport.closed,
             )
-            await engine.run()
-            return state
+            await RolloutEngine(rollout, link, options).run()
+            return rollout.state
 
 
 def _find_release(config: ServerConfig, plan: RolloutPlan) -> StoredRelease | StoredAgent:

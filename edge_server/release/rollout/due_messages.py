@@ -6,8 +6,9 @@ They do not depend on what was sent before, so that a rollout whose process was 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState, board_standing
 from edge_server.release.rollout.waves import Boards, boards_to_prefetch, boards_to_roll_back
 from shared.protocol.inference.rollout import Ahead, Offer, Withdraw
@@ -37,9 +38,9 @@ def due_messages(
         prepared: Deployment whose parts a board has prefetched completely, by device name.
     """
     if state.mode in ("going", "paused"):
-        ahead = _make_ahead(state, manifest)
+        ahead = Ahead(**_identify(state.plan), manifest=manifest)
         prefetches = [BoardMessage(device, ahead) for device in boards_prefetching(state, boards, prepared)]
-        return [*_active_messages(state, boards, _make_offer(state, manifest), forgot_offer), *prefetches]
+        return [*_active_messages(state, boards, _make_offer(state.plan, manifest), forgot_offer), *prefetches]
     return _closing_messages(state, boards, prepared)
 
 
@@ -69,7 +70,7 @@ def _active_messages(
         stands = board_standing(state.plan, boards[device].status)
         if device in state.given_up:
             if stands in UNDER_WAY:
-                yield _withdraw(state, device, back=True)
+                yield _withdraw(state.plan, device, back=True)
         elif stands == "waiting" or (stands == "taking" and forgot_offer(device)):
             yield BoardMessage(device, offer)
 
@@ -85,30 +86,18 @@ def _closing_messages(state: RolloutState, boards: Boards, prepared: Mapping[str
     else:
         quiet = later | boards_fetching(state, boards)
         back |= set(boards_to_roll_back(state, boards)) if state.mode == "going-back" else set()
-    messages = [_withdraw(state, device, back=True) for device in sorted(back & online)]
-    return messages + [_withdraw(state, device, back=False) for device in sorted((quiet - back) & online)]
+    messages = [_withdraw(state.plan, device, back=True) for device in sorted(back & online)]
+    return messages + [_withdraw(state.plan, device, back=False) for device in sorted((quiet - back) & online)]
 
 
-def _make_offer(state: RolloutState, manifest: bytes) -> Offer:
-    plan = state.plan
-    return Offer(
-        deployment=plan.deployment,
-        name=plan.name,
-        version=plan.version,
-        manifest=manifest,
-        soak_s=plan.soak_s,
-        max_drop=plan.max_drop,
-        max_latency_ms=plan.max_latency_ms,
-        attempt=plan.attempt,
-    )
+def _make_offer(plan: RolloutPlan, manifest: bytes) -> Offer:
+    terms: dict[str, Any] = {"soak_s": plan.soak_s, "max_drop": plan.max_drop, "max_latency_ms": plan.max_latency_ms}
+    return Offer(**_identify(plan), manifest=manifest, attempt=plan.attempt, **terms)
 
 
-def _make_ahead(state: RolloutState, manifest: bytes) -> Ahead:
-    plan = state.plan
-    return Ahead(deployment=plan.deployment, name=plan.name, version=plan.version, manifest=manifest)
+def _withdraw(plan: RolloutPlan, device: str, *, back: bool) -> BoardMessage:
+    return BoardMessage(device, Withdraw(**_identify(plan), back=back))
 
 
-def _withdraw(state: RolloutState, device: str, *, back: bool) -> BoardMessage:
-    plan = state.plan
-    withdrawal = Withdraw(deployment=plan.deployment, name=plan.name, version=plan.version, back=back)
-    return BoardMessage(device, withdrawal)
+def _identify(plan: RolloutPlan) -> dict[str, Any]:
+    return {"deployment": plan.deployment, "name": plan.name, "version": plan.version}

@@ -23,13 +23,14 @@ from edge_server.journal.rollouts.file import (
     read_rollout,
     rollout_names,
 )
-from edge_server.journal.rollouts.state import PENDING, RolloutState, fold
+from edge_server.journal.rollouts.state import RolloutState, fold
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.store import StoredRelease
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import parse_reference, require_class_names
 from shared.protocol.inference.rollout import MOST_MANIFEST_BYTES
+from shared.protocol.update import PENDING
 from shared.runtime.clock import utc_stamp
 from shared.runtime.folder_lock import FolderLock
 

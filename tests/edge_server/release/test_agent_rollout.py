@@ -34,6 +34,7 @@ from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import summarise
 from edge_server.release.rollout.agents import find_agent
 from edge_server.release.rollout.engine import RolloutEngine
+from edge_server.release.rollout.link import RolloutLink, RolloutOptions
 from edge_server.release.rollout.orders import begin_rollout, give_order
 from edge_server.release.rollout.tables import heading_lines
 from shared.errors import FieldFleetError
@@ -206,11 +207,9 @@ class Fleet:
     async def drive(self, known, wait=lambda _why: None):
         stored = find_agent(self.site.path, known.state.plan.release)
         clock = asyncio.get_running_loop().time
-        engine = RolloutEngine(
-            *(SITE, self.transport, clock, inline, known.journal, known.state, stored, 4096, 1.0), on_wait=wait
-        )
+        link = RolloutLink(SITE, self.transport, clock, inline, stored, 4096, 1.0)
         async with asyncio.timeout(36_000):
-            await engine.run()
+            await RolloutEngine(known, link, RolloutOptions(on_wait=wait)).run()
         return known.state
 
     def versions(self) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from edge_server.journal.rollouts.file import PartsSent, RolloutOrdered, RolloutPlan, WaveOpened, read_rollout
 from edge_server.release.rollout.engine import RolloutEngine
+from edge_server.release.rollout.link import RolloutLink, RolloutOptions
 from edge_server.release.rollout.orders import LoadedRollout, begin_rollout, boards_using, give_order, open_rollout
 from edge_server.release.rollout.tables import heading_lines
 from edge_server.release.store import StoredRelease, find_release, publish
@@ -64,13 +65,12 @@ class Site:
     def release(self, **changed: bytes) -> StoredRelease:
         return make_release(self.data_dir, {**LAYERS, **changed})
 
-    def engine(self, known: LoadedRollout, *, stays: bool = False) -> RolloutEngine:
+    def engine(self, known: LoadedRollout, **options: object) -> RolloutEngine:
         """Return a process that drives a rollout, as it starts."""
         stored = find_release(self.data_dir, known.state.plan.release)
         loop = asyncio.get_running_loop()
-        return RolloutEngine(
-            *(SITE, self.transport, loop.time, inline, known.journal, known.state, stored, 4096, 1.0), stays=stays
-        )
+        link = RolloutLink(SITE, self.transport, loop.time, inline, stored, 4096, 1.0)
+        return RolloutEngine(known, link, RolloutOptions(**options))
 
     async def roll_out(self, stored: StoredRelease, **terms: object) -> LoadedRollout:
         """Roll a release out to its end."""
@@ -439,8 +439,7 @@ def test_nobody_to_begin_with_is_named_and_waited_for_no_longer_than_that(
             for name in away:
                 await site.boards[name].switch_off()
             known = begin_rollout(site.data_dir, site.release(), msgspec.structs.replace(TERMS, devices=pattern))
-            engine = site.engine(known)
-            engine.wait_s, engine.on_wait = 90.0, waited.append
+            engine = site.engine(known, wait_s=90.0, on_wait=waited.append)
             began = asyncio.get_running_loop().time()
             await engine.run()
             assert 90 <= asyncio.get_running_loop().time() - began < 100
@@ -457,9 +456,7 @@ def test_who_waits_goes_on_when_a_board_comes_in_time(tmp_path, virtually):
         site = Site(tmp_path, 2)
         async with site.awake(without=("pi-00", "pi-01")):
             known = begin_rollout(site.data_dir, site.release(), TERMS)
-            engine = site.engine(known)
-            engine.wait_s = 90.0
-            driving = asyncio.create_task(engine.run())
+            driving = asyncio.create_task(site.engine(known, wait_s=90.0).run())
             await asyncio.sleep(80)
             await site.boards["pi-01"].switch_on()
             await driving

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.rollouts.file import BoardTold, read_rollout
-from edge_server.release.rollout.engine import STATUS_BURST
+from edge_server.release.rollout.board_reports import STATUS_BURST
 from shared.protocol import wire
 from shared.protocol.inference.rollout import ModelStatus, Releases
 from shared.protocol.topics import topic
