@@ -166,7 +166,6 @@ CEILINGS: dict[Rule, int] = {
 
 LARGE_CLASSES = {
     "device_agent.Agent",
-    "device_agent.Candidate",
     "device_agent.Connection",
     "device_agent.Delivery",
     "device_agent.Download",
@@ -175,11 +174,9 @@ LARGE_CLASSES = {
     "device_agent.RemoteTop",
     "device_agent.Reporter",
     "device_agent.TrainerProcess",
-    "device_agent.Updater",
     "device_agent._Session",
     "edge_server.Admission",
     "edge_server.Barrier",
-    "edge_server.BundleDistributor",
     "edge_server.Coordination",
     "edge_server.DeviceSession",
     "edge_server.Digest",
@@ -191,7 +188,6 @@ LARGE_CLASSES = {
     "edge_server.Outgoing",
     "edge_server.Plan",
     "edge_server.RecordedDevice",
-    "edge_server.RolloutEngine",
     "edge_server.RolloutPlan",
     "edge_server.RolloutState",
     "edge_server.Rounds",

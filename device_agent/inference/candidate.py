@@ -18,7 +18,7 @@ from device_agent.inference.served_model import ServedModel, Serving
 from device_agent.inference.store import BoardStore
 from device_agent.inference.trial import LOOK_S, Trial
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.update import PENDING, Event, UpdateRecord, advance, count_start
+from shared.protocol.update import PENDING, Event, Phase, UpdateRecord, advance, count_start
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import Worker, in_thread, run_uninterrupted
 
@@ -138,7 +138,7 @@ class Candidate:
         """Continue after an agent start; give up a candidate that has seen too many starts."""
         await self.context.worker(self.context.store.tidy)
         if self.record.phase == "trial" or self.record.phase in PENDING - {"offered"}:
-            await self._retry_on_disk_error(self._count_start)
+            await _retry_on_disk_error(self.name, self._count_start)
 
     async def _count_start(self) -> None:
         await self.save(count_start(self.record))
@@ -152,23 +152,14 @@ class Candidate:
 
     async def work(self) -> None:
         """Run steps until the record needs an external event."""
-        steps = {
+        steps: dict[Phase, Callable[[], Awaitable[None]]] = {
             "fetched": self._try_out,
             "verified": self._load_candidate,
-            "staged": self._start_trial,
+            "staged": lambda: run_uninterrupted(self._switch_to_candidate()),
             "trial": self._watch,
         }
         while step := steps.get(self.record.phase):
-            await self._retry_on_disk_error(step)
-
-    async def _retry_on_disk_error(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a step until the disk accepts its writes."""
-        while True:
-            try:
-                return await step()
-            except OSError as error:
-                log.warning("model %s: %s; tried again in %.0f s", self.name, error, RETRY_S)
-                await asyncio.sleep(RETRY_S)
+            await _retry_on_disk_error(self.name, step)
 
     async def _try_out(self) -> None:
         verdict = await self.context.gates(self.record)
@@ -186,9 +177,6 @@ class Candidate:
             await run_uninterrupted(self._refuse(f"load: {reason}"))
         else:
             await run_uninterrupted(self.advance("staged"))
-
-    async def _start_trial(self) -> None:
-        await run_uninterrupted(self._switch_to_candidate())
 
     async def _switch_to_candidate(self) -> None:
         """Record the trial, then switch: a process restarted in between serves the candidate too."""
@@ -260,3 +248,13 @@ class Candidate:
         """
         await self.advance("superseded", reason)
         await self._model.unload(self.record.candidate)
+
+
+async def _retry_on_disk_error(name: str, step: Callable[[], Awaitable[None]]) -> None:
+    """Repeat a step until the disk accepts its writes."""
+    while True:
+        try:
+            return await step()
+        except OSError as error:
+            log.warning("model %s: %s; tried again in %.0f s", name, error, RETRY_S)
+            await asyncio.sleep(RETRY_S)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from device_agent.inference.candidate import Candidate, SwapContext
 from shared.errors import CorruptFile, FieldFleetError, ServingRefused, Unwritable
@@ -61,7 +62,8 @@ class Swaps:
         release = read_manifest(manifest, f"release offered by {offer.deployment}")
         if sha256_of(manifest) != offer.release or release.version != offer.version:
             raise CorruptFile(f"release {release.reference}: its manifest differs from the offer's")
-        return await self._owner(release.name).accept_offer(manifest, offer)
+        owner = self._owner(release.name)
+        return await owner.ask(partial(owner.take_offer, manifest, offer), is_offer=True)
 
     async def mark_fetched(self, name: str, deployment: str) -> UpdateRecord:
         """Continue an offer whose parts are all stored; return the record.
@@ -69,7 +71,8 @@ class Swaps:
         Args:
             deployment: Deployment of the offer; ignored if a newer offer replaced it.
         """
-        return await self._owner(name).mark_fetched(deployment)
+        owner = self._owner(name)
+        return await owner.ask(partial(owner.note_fetched, deployment))
 
     async def take_back(self, name: str, version: int) -> UpdateRecord:
         """Take a version back, whether it is committed, in trial or pending; return the record.
@@ -81,24 +84,16 @@ class Swaps:
             ServingRefused: The previous version cannot be loaded; this one stays active.
             Unwritable: The disk refuses the record; this one stays active.
         """
-        return await self._owner(name).take_back(version)
+        owner = self._owner(name)
+        return await owner.ask(partial(owner.remove, version))
 
 
-@dataclass
-class _Request:
-    """A request to the owner of a model, with its reply."""
+class _Request(NamedTuple):
+    """A request to the owner of a model; its sender may be gone when it is answered."""
 
     act: Callable[[], Awaitable[None]]
     is_offer: bool
     answer: asyncio.Future[UpdateRecord]
-
-    def refuse(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def grant(self, record: UpdateRecord) -> None:
-        if not self.answer.done():
-            self.answer.set_result(record)
 
 
 class _Owner:
@@ -112,23 +107,16 @@ class _Owner:
     def _record(self) -> UpdateRecord:
         return self._candidate.record
 
-    async def accept_offer(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
-        for request in [request for request in self._requests if request.is_offer]:
+    async def ask(self, act: Callable[[], Awaitable[None]], *, is_offer: bool = False) -> UpdateRecord:
+        """Interrupt the steps and act; return the record. An offer replaces one that waits."""
+        for request in [request for request in self._requests if request.is_offer and is_offer]:
             self._requests.remove(request)
-            request.grant(self._record)
-        return await self._ask(lambda: self._take_offer(manifest, offer), is_offer=True)
-
-    async def mark_fetched(self, deployment: str) -> UpdateRecord:
-        return await self._ask(lambda: self._note_fetched(deployment))
-
-    async def take_back(self, version: int) -> UpdateRecord:
-        return await self._ask(lambda: self._remove(version))
-
-    async def _ask(self, act: Callable[[], Awaitable[None]], *, is_offer: bool = False) -> UpdateRecord:
-        request = _Request(act, is_offer, asyncio.get_running_loop().create_future())
-        self._requests.append(request)
+            if not request.answer.done():
+                request.answer.set_result(self._record)
+        answer: asyncio.Future[UpdateRecord] = asyncio.get_running_loop().create_future()
+        self._requests.append(_Request(act, is_offer, answer))
         self._news.set()
-        return await request.answer
+        return await answer
 
     def _is_free_for(self, request: _Request) -> bool:
         return not (request.is_offer and self._record.phase == "trial")
@@ -166,13 +154,20 @@ class _Owner:
         if request is None:
             return
         self._requests.remove(request)
+        error: Exception | None = None
         try:
             await run_uninterrupted(request.act())
-        except (FieldFleetError, OSError) as error:
-            request.refuse(error)
-        request.grant(self._record)
+        except (FieldFleetError, OSError) as refusal:
+            error = refusal
+        if request.answer.done():
+            return
+        if error:
+            request.answer.set_exception(error)
+        else:
+            request.answer.set_result(self._record)
 
-    async def _take_offer(self, manifest: bytes, offer: NewVersion) -> None:
+    async def take_offer(self, manifest: bytes, offer: NewVersion) -> None:
+        """Record an offer unless it is known; refuse one that would fail."""
         record, store = self._record, self._candidate.context.store
         same = (record.deployment, record.release) == (offer.deployment, offer.release)
         if same and offer.attempt <= record.attempt and record.phase != "none":
@@ -202,7 +197,8 @@ class _Owner:
             return f"version: {offer.version} of {record.name} is stored with other content; give it a new number"
         return record.failure(offer.release, offer.attempt)
 
-    async def _note_fetched(self, deployment: str) -> None:
+    async def note_fetched(self, deployment: str) -> None:
+        """Continue with a complete offer."""
         record, store = self._record, self._candidate.context.store
         if (record.phase, record.deployment) != ("offered", deployment):
             return
@@ -211,18 +207,14 @@ class _Owner:
             return
         await self._candidate.advance("fetched")
 
-    def _has_another(self) -> bool:
-        """True if another version can replace the committed one."""
-        record = self._record
-        return record.previous > 0 or self._candidate.context.has_folder(record.name, record.committed)
-
-    async def _remove(self, version: int) -> None:
-        record = self._record
+    async def remove(self, version: int) -> None:
+        """Take a version back."""
+        record, has_folder = self._record, self._candidate.context.has_folder
         if version == record.candidate and record.phase == "trial":
             await self._candidate.roll_back("back", "taken back")
         elif version == record.candidate and record.phase in PENDING:
             await self._candidate.withdraw("taken back")
-        elif version == record.committed and self._has_another():
+        elif version == record.committed and (record.previous or has_folder(record.name, record.committed)):
             if record.phase == "trial":
                 raise ServingRefused(f"version {record.candidate} is in its trial: take it back first")
             if record.phase in PENDING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from device_agent.upgrade.record import UpgradeRecord, UpgradeTarget
-from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event, FailedRelease, next_phase
+from shared.protocol.update import PENDING, REASON_CHARS, Event, next_phase, remember_failure
 from shared.runtime.text_table import printable_text
 
 MOST_BOOTS, MOST_STARTS = 3, 2
@@ -126,9 +126,7 @@ def apply_event(record: UpgradeRecord, event: Event, reason: str = "", **change:
     if event == "back" and record.state == "committed":
         change |= {"from_": record.previous, "previous": ""}
     if event == "worse":
-        failure = FailedRelease(release=record.to, attempt=record.attempt, reason=reason)
-        others = [earlier for earlier in record.failed if earlier.release != record.to]
-        change |= {"failed": (*others, failure)[-MOST_REMEMBERED:]}
+        change |= {"failed": remember_failure(record.failed, record.to, record.attempt, reason)}
     state = next_phase(record.state, event)
     return msgspec.structs.replace(record, state=state, reason=reason, **change)
 
@@ -147,14 +145,6 @@ def count_restart(record: UpgradeRecord, boot: str) -> UpgradeRecord:
     if boot != record.boot:
         return msgspec.structs.replace(record, boots=record.boots + 1, boot=boot)
     return msgspec.structs.replace(record, starts=record.starts + 1)
-
-
-def find_failure(record: UpgradeRecord, target: UpgradeTarget) -> str:
-    """Return why a version failed on this board, at this or a later attempt; else empty."""
-    same = (
-        failure for failure in record.failed if failure.release == target.version and failure.attempt >= target.attempt
-    )
-    return next((failure.reason for failure in same), "")
 
 
 def next_attempt_number(record: UpgradeRecord, version: str) -> int:

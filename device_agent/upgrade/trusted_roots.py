@@ -13,6 +13,17 @@ from shared.errors import ConfigError
 MOST_ROOTS = 64 << 10
 
 
+def _parse_certificates(data: bytes) -> dict[str, bytes]:
+    """Return certificates as PEM, by the hexadecimal SHA-256 of their DER encoding."""
+    from cryptography import x509  # noqa: PLC0415 - see the file's beginning
+    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
+
+    return {
+        hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest(): certificate.public_bytes(Encoding.PEM)
+        for certificate in x509.load_pem_x509_certificates(data)
+    }
+
+
 def find_root(certificates: bytes, pin: str) -> bytes:
     """Find the certificate with a fingerprint; return it as PEM.
 
@@ -23,14 +34,10 @@ def find_root(certificates: bytes, pin: str) -> bytes:
     Raises:
         ConfigError: No certificate has the fingerprint, or they cannot be parsed.
     """
-    from cryptography import x509  # noqa: PLC0415 - see the file's beginning
-    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
-
     try:
-        pems = [certificate.public_bytes(Encoding.PEM) for certificate in x509.load_pem_x509_certificates(certificates)]
+        root = _parse_certificates(certificates).get(pin)
     except ValueError as error:
         raise ConfigError(f"the site's certificates cannot be parsed: {error}; join again with a new token") from error
-    root = next((pem for pem in pems if compute_pin(pem) == pin), None)
     if root is None:
         raise ConfigError(
             f"the root with the fingerprint {pin[:16]}… is not among the site's; join again with a new token"
@@ -40,10 +47,7 @@ def find_root(certificates: bytes, pin: str) -> bytes:
 
 def compute_pin(pem: bytes) -> str:
     """Return the hexadecimal SHA-256 of a certificate's DER encoding."""
-    from cryptography import x509  # noqa: PLC0415 - see the file's beginning
-    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
-
-    return hashlib.sha256(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)).hexdigest()
+    return next(iter(_parse_certificates(pem)))
 
 
 def read_trusted_pins(path: Path) -> list[str]:
@@ -52,14 +56,10 @@ def read_trusted_pins(path: Path) -> list[str]:
     Raises:
         ConfigError: The file cannot be read or parsed.
     """
-    from cryptography import x509  # noqa: PLC0415 - see the file's beginning
-    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
-
     try:
         with path.open("rb") as file:
-            certificates = x509.load_pem_x509_certificates(file.read(MOST_ROOTS))
+            return [*_parse_certificates(file.read(MOST_ROOTS))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; write it again with `sudo device-agent upgrade trust`") from error
-    return [hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest() for certificate in certificates]

@@ -118,6 +118,19 @@ class FailedRelease(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+def remember_failure(
+    failed: tuple[FailedRelease, ...], release: str, attempt: int, reason: str
+) -> tuple[FailedRelease, ...]:
+    """Return the failures with another one, which replaces an earlier one of the same release."""
+    others = [entry for entry in failed if entry.release != release]
+    return (*others, FailedRelease(release=release, attempt=attempt, reason=reason))[-MOST_REMEMBERED:]
+
+
+def find_failure(failed: tuple[FailedRelease, ...], release: str, attempt: int) -> str:
+    """Return why a release failed before, at this attempt or a later one; empty if it did not."""
+    return next((entry.reason for entry in failed if entry.release == release and entry.attempt >= attempt), "")
+
+
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """State of a board for one name.
 
@@ -173,9 +186,7 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
             release: SHA-256 of its manifest.
             attempt: The attempt to be made.
         """
-        return next(
-            (entry.reason for entry in self.failed if entry.release == release and entry.attempt >= attempt), ""
-        )
+        return find_failure(self.failed, release, attempt)
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,11 +236,8 @@ def advance(record: UpdateRecord, event: Event, at: float, reason: str = "", *, 
             example.
     """
     change: dict[str, object] = {}
-    failed = event == "worse" or (event == "refused" and lasting)
-    if failed:
-        failure = FailedRelease(release=record.release, attempt=record.attempt, reason=reason[:REASON_CHARS])
-        others = [entry for entry in record.failed if entry.release != record.release]
-        change["failed"] = (*others, failure)[-MOST_REMEMBERED:]
+    if event == "worse" or (event == "refused" and lasting):
+        change["failed"] = remember_failure(record.failed, record.release, record.attempt, reason[:REASON_CHARS])
     if event == "passed" and record.candidate != record.committed:
         change |= {"committed": record.candidate, "previous": record.committed}
     if event == "switched":

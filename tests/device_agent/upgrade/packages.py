@@ -6,7 +6,7 @@ import hashlib
 import io
 import lzma
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -170,9 +170,9 @@ class UpgradeBoard:
         self.boot += 1
         (self.folder / "boot").write_text(f"boot-{self.boot}\n")
 
-    def updater(self) -> Updater:
+    def updater(self, find_start_error: Callable[[Path], str] = lambda _folder: "") -> Updater:
         """Return who upgrades, as a new process would."""
-        return Updater(self.place(), self.service, lambda folder: "", look_s=0.005)
+        return Updater(self.place(), self.service, find_start_error, look_s=0.005)
 
     def fetch(self, version: str, behaviour: str = "good", data: bytes = b"", **manifest: object) -> bytes:
         """Have the agent fetch a package; returns it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.upgrade import updater
+from device_agent.upgrade import upgrade_state
 from device_agent.upgrade.record import FOLDER, MOST_BYTES, RECORD, WANTED, read_upgrade
 from device_agent.upgrade.transitions import apply_event, mark_rollback
 from device_agent.upgrade.versions import is_older
@@ -76,14 +76,14 @@ def test_reasons_are_one_line_that_a_terminal_shows_as_it_is(board):
 
 
 def test_a_disk_that_became_full_by_what_was_laid_has_room_for_the_record_again(board, monkeypatch):
-    def write(home, record, plainly=updater.write_upgrade):
+    def write(home, record, plainly=upgrade_state.write_upgrade):
         if (home / "2").exists():
             raise Unwritable("No space left on device")
         plainly(home, record)
 
     board.fetch("2")
     board.want("2")
-    monkeypatch.setattr(updater, "write_upgrade", write)
+    monkeypatch.setattr(upgrade_state, "write_upgrade", write)
     with pytest.raises(Unwritable):
         take(board)
     assert board.versions() == {"1", "2"}

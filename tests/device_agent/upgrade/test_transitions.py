@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from device_agent.upgrade import transitions
 from device_agent.upgrade.record import UpgradeRecord, UpgradeTarget
 from device_agent.upgrade.transitions import TrialObservation, judge_trial
-from shared.protocol.update import ENDED, MOST_REMEMBERED
+from shared.protocol.update import ENDED, MOST_REMEMBERED, find_failure
 
 WANTED = UpgradeTarget(version="2", deployment="d", attempt=1, probation_s=120)
 STAGED = replace(transitions.begin_upgrade(UpgradeRecord(), WANTED, "1"), state="staged")
@@ -54,9 +54,9 @@ def test_a_condemned_version_is_left_by_whoever_reads_the_record():
 
 def test_what_failed_is_remembered_by_version_and_attempt():
     record = transitions.apply_event(replace(TRIAL, attempt=3), "worse", "it is mute")
-    assert transitions.find_failure(record, replace(WANTED, attempt=3)) == "it is mute"
-    assert transitions.find_failure(record, replace(WANTED, attempt=4)) == ""
-    assert transitions.find_failure(record, replace(WANTED, version="3")) == ""
+    assert find_failure(record.failed, WANTED.version, 3) == "it is mute"
+    assert find_failure(record.failed, WANTED.version, 4) == ""
+    assert find_failure(record.failed, "3", WANTED.attempt) == ""
     assert transitions.next_attempt_number(record, "2") == 4
     for number in range(MOST_REMEMBERED):
         record = transitions.apply_event(replace(TRIAL, to=f"3.{number}"), "worse", "too")

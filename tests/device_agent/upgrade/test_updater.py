@@ -85,8 +85,7 @@ def test_a_version_that_fails_is_gone_and_the_one_before_runs_again(board, behav
 def test_a_version_that_does_not_start_is_not_even_tried(board):
     board.fetch("2")
     board.want("2")
-    updater = board.updater()
-    updater.find_start_error = find_start_error  # there is no module of ours in such a package
+    updater = board.updater(find_start_error)  # there is no module of ours in such a package
     updater.resume()
     record = go(updater.install(board.request(updater)))
     assert (record.state, names_all(record.reason, "version 2")) == ("refused", True)
