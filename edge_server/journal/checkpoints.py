@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edge_server.journal.compared import best_round, compared_metric, measured_rounds, server_value
 from edge_server.journal.compared_metric import ACCURACY
-from edge_server.journal.records import AnyRecord, Journal, Rewound, RoundClosed, RunOpened, first, select
+from edge_server.journal.records import AnyRecord, Journal, Measured, Rewound, RoundClosed, RunOpened, first, select
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, best_path, checkpoint_path
 from edge_server.journal.sqlite import SqliteJournal
 from shared.errors import CorruptFile
+from shared.protocol.inputs import Inputs
 from shared.runtime.durable import explain_disk_errors
 from shared.tensors import file
 from shared.tensors.tree import State
@@ -28,11 +30,19 @@ class Origin(NamedTuple):
 
     Attributes:
         rewinds: Rewinds of the run by then; tells a state that the run went back from apart from a later one.
+        mean, std: Of the inputs, as JSON lists, if devices measured them; without these numbers a model is worthless.
     """
 
     run: str
     round: int
     rewinds: int
+    mean: str = ""
+    std: str = ""
+
+    @property
+    def moments(self) -> Inputs | None:
+        """Measured mean and deviation of the inputs; None if there are none."""
+        return Inputs(mean=json.loads(self.mean), std=json.loads(self.std)) if self.mean and self.std else None
 
 
 def save(
@@ -53,7 +63,7 @@ def save(
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = checkpoint_path(folder, number)
-        metadata = origin._asdict() if origin else None
+        metadata = {name: value for name, value in origin._asdict().items() if value != ""} if origin else None
         file.save(path, state, spare=folder / SPARE, durable=durable, about=metadata)
         paths = sorted(folder.glob(CHECKPOINTS))
         until = paths.index(path) + 1
@@ -98,6 +108,19 @@ def good_number(folder: Path) -> int:
     return number if isinstance(number, int) else 0
 
 
+def read_origin(path: Path) -> Origin | None:
+    """Return the provenance of a checkpoint; None if it does not say.
+
+    Raises:
+        CorruptFile: It cannot be read.
+    """
+    match about := file.read_about(path):
+        case {"run": str(run), "round": int(number), "rewinds": int(rewinds)}:
+            return Origin(run, number, rewinds, str(about.get("mean", "")), str(about.get("std", "")))
+        case _:
+            return None
+
+
 def later_checkpoints(folder: Path, origin: Origin) -> list[Origin]:
     """Return the checkpoints of a run later than `origin` that it never went back from.
 
@@ -110,11 +133,11 @@ def later_checkpoints(folder: Path, origin: Origin) -> list[Origin]:
     origins = list[Origin]()
     for path in (*folder.glob(CHECKPOINTS), *folder.glob(GOOD), *folder.glob(BEST)):
         try:
-            match file.read_about(path):
-                case {"run": str(run), "round": int(number), "rewinds": int(rewinds)} if run == origin.run:
-                    origins.append(Origin(run, number, rewinds))
+            stored = read_origin(path)
         except CorruptFile:
             continue  # what it was of is not known any more: it is set aside when its round is asked for
+        if stored and stored.run == origin.run:
+            origins.append(stored)
     newer = [other for other in origins if other.round > origin.round and other.rewinds >= origin.rewinds]
     return sorted(newer, reverse=True)
 
@@ -145,21 +168,23 @@ class SqliteStore(SqliteJournal):
     _run: str | None = None
     _keeps_best = False
     _rewinds = 0
+    _moments = "", ""
     _metric = ACCURACY
     _best: tuple[float, int] | None = None
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
         super().extend(records)
         for record in records:
-            if isinstance(record, Rewound):
-                self._run = None  # the best round may be void: look again
+            if isinstance(record, Rewound | Measured):
+                self._run = None  # the best round may be void, and the inputs be measured: look again
             if isinstance(record, RoundClosed) and (value := server_value(record, self._metric)) is not None:
                 self._best = best_round([*([self._best] if self._best else []), (value, record.round)], self._metric)
 
     def save(self, number: int, state: State) -> None:
         if self._run is None:
             self._recall(self.records())
-        origin = Origin(self._run or "", number, self._rewinds)
+        mean, std = self._moments
+        origin = Origin(self._run or "", number, self._rewinds, mean, std)
         best = self._best[1] if self._keeps_best and self._best else 0
         save(self.folder / FOLDER, number, state, durable=self.durable, origin=origin, best=best)
 
@@ -170,6 +195,8 @@ class SqliteStore(SqliteJournal):
         self._rewinds = sum(1 for _ in select(records, Rewound))
         self._metric = compared_metric(records)
         self._best = best_round(measured_rounds(records), self._metric)
+        inputs = [record.inputs for record in select(records, Measured) if record.inputs]
+        self._moments = (json.dumps(inputs[-1].mean), json.dumps(inputs[-1].std)) if inputs else ("", "")
 
     def load(self, number: int) -> State:
         return load(self.folder / FOLDER, number)

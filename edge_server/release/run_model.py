@@ -100,7 +100,7 @@ def read_model(run: StoredRun, number: int | None = None, example: Sequence[int]
     model, number = read_network(run, number)
     assert run.opened
     plan = run.opened.plan
-    inputs = _find_inputs(plan, run.records)
+    inputs = _find_inputs(plan, run.records, _checkpoint_path(run, number))
     has_tests = not example and bool(plan.evaluation.every or not (inputs and inputs.shape))
     examples = load_test_examples(plan) if has_tests else None
     tested = () if examples is None else tuple(examples.inputs.shape[1:])
@@ -214,10 +214,17 @@ def _find_class_names(plan: Plan, examples: Examples | None, records: Iterable[A
     return agreed[-1] if agreed else ()
 
 
-def _find_inputs(plan: Plan, records: Iterable[AnyRecord]) -> Inputs | None:
-    """Return the input preparation that the devices agreed on, or else the plan's; None if unknown."""
+def _find_inputs(plan: Plan, records: Iterable[AnyRecord], checkpoint: Path) -> Inputs | None:
+    """Return the input preparation that the devices agreed on, or else the plan's; None if unknown.
+
+    A mean and deviation that devices measured are those in the checkpoint, by which its model was trained.
+    """
     agreed = [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]
-    return agreed[-1] if agreed else planned_inputs(plan)
+    inputs = agreed[-1] if agreed else planned_inputs(plan)
+    origin = checkpoints.read_origin(checkpoint)
+    if origin and (measured := origin.moments):
+        return msgspec.structs.replace(inputs or Inputs(), mean=measured.mean, std=measured.std)
+    return inputs
 
 
 def _describe_preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessing:

@@ -11,6 +11,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, Store
 from edge_server.journal.records import (
     AnyRecord,
+    Measured,
     Noted,
     Rewound,
     RoundClosed,
@@ -109,9 +110,11 @@ def _restore_lost_rounds(store: Store) -> None:
         "the run resumes there"
     )
     log.warning("%s", what)
+    is_measured = first(records, Measured) is not None
     store.extend(
         [
             Noted(what=what),
+            *([Measured(by_device={}, inputs=newest.moments)] if newest.moments and not is_measured else []),
             RoundClosed(round=newest.round, outcome="aggregated", arrived=(), seconds=0.0, restored=True),
         ]
     )

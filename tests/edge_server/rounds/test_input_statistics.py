@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
 from edge_server.api import replay
-from edge_server.journal.records import Measured, RoundOpened
+from edge_server.journal.records import AnyRecord, Measured, RoundOpened
 from edge_server.journal.runs import StoredRun
+from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.release.run_model import read_model
 from shared.data.moments import sum_moments
 from shared.data.sources.read import read_share
@@ -68,6 +74,46 @@ def test_sums_of_all_devices_become_the_mean_of_every_task_and_the_record(tmp_pa
 
     virtual(measure())
     virtual(go_on())
+
+
+def without_inputs(records: list[AnyRecord]) -> list[AnyRecord]:
+    return [
+        msgspec.structs.replace(record, inputs=None) if isinstance(record, RoundOpened) else record
+        for record in records
+    ]
+
+
+def test_a_checkpoint_has_the_numbers_that_a_journal_lost(tmp_path):
+    """The server resumes with them, without another measurement, and a release is made with them."""
+    write_examples(tmp_path)
+    plan = PLAN | {"rounds": 3}
+
+    async def begin() -> None:
+        async with site(tmp_path, **plan) as here:
+            puppets = await connect(here)
+            for puppet, inputs in zip(puppets, HALVES, strict=True):
+                await add_sums(puppet, sum_moments(inputs))
+            await train(here, *puppets)
+            assert (await puppets[0].task()).round == 2
+            folders.append(here.store.folder)
+
+    async def go_on() -> None:
+        async with site(tmp_path, **plan) as here:
+            task = await (await connect(here))[0].task()
+            assert task.round == 2
+            assert task.assignment.mean == pytest.approx(MEAN)
+            assert task.assignment.std == pytest.approx(STD)
+            assert len([record for record in here.store.records() if isinstance(record, Measured)]) == 1
+
+    folders: list[Path] = []
+    virtual(begin())
+    [folder] = folders
+    with closing(sqlite3.connect(folder / JOURNAL)) as journal, journal:
+        journal.execute("DELETE FROM records WHERE rowid > 1")
+    virtual(go_on())
+    prepared = read_model(StoredRun(folder, without_inputs(read_records(folder)))).preprocessing
+    assert prepared.mean == pytest.approx(MEAN)
+    assert prepared.std == pytest.approx(STD)
 
 
 def test_impossible_sums_do_not_count(tmp_path):
