@@ -37,6 +37,7 @@ CHECK = "PRAGMA integrity_check(1)"  # of the pages, and that the index has ever
 LAST = "SELECT mark FROM records ORDER BY rowid DESC LIMIT 1"
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
@@ -55,7 +56,7 @@ def encode(record: AnyRecord) -> bytes:
     return encode_recordable(record, _encoder, _decoder)
 
 
-def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[tuple[bytes, int]]:
+def marked_rows(records: Iterable[T], before: int, encode: Callable[[T], bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield the rows of records that follow a row with mark `before`."""
     for record in records:
         body = encode(record)
@@ -122,7 +123,7 @@ def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(SCHEMA)
         connection.execute(INDEX)
-        connection.executemany(INSERT, marked_rows(records, 0))
+        connection.executemany(INSERT, marked_rows(records, 0, encode))
     return path
 
 
@@ -163,7 +164,7 @@ class SqliteJournal:
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
                 self._connection.execute("BEGIN")
                 self._connection.execute(SCHEMA)
-                _require_table(path, self._connection.execute(TABLE_SQL).fetchone())
+                require_table(path, self._connection.execute(TABLE_SQL).fetchone())
                 self._connection.execute(INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1))  # journals of 0.1 have none
                 self._connection.execute("COMMIT")
                 self._connection.execute("BEGIN")  # what can be read may not take another record
@@ -197,7 +198,7 @@ class SqliteJournal:
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute("BEGIN")
             try:
-                self._connection.executemany(INSERT, marked_rows(records, before))
+                self._connection.executemany(INSERT, marked_rows(records, before, encode))
                 self._connection.execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
@@ -241,7 +242,7 @@ class SqliteJournal:
     def _fetch(self, sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
         with self._lock, translate_sql_errors(self._path), suppress(sqlite3.ProgrammingError):  # it is closed
             return _fetch(self._connection, sql, parameters, rows, size)
-        return _read(self._path, lambda connection: _fetch(connection, sql, parameters, rows, size))
+        return read_database(self._path, lambda connection: _fetch(connection, sql, parameters, rows, size))
 
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
@@ -304,16 +305,16 @@ def open_records(folder: Path, *, verify: bool = True) -> RecordStream:
     def find_end(connection: sqlite3.Connection) -> tuple[int, bool]:
         if not (table := connection.execute(TABLE_SQL).fetchone()):
             return 0, False  # the writer has created the file but not the table yet
-        _require_table(path, table)
+        require_table(path, table)
         if verify:
             _check(path, connection)
         [[until]] = connection.execute(COUNT).fetchall()
         return until, _has_index(connection)
 
     def fetch(sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
-        return _read(path, lambda connection: _fetch(connection, sql, parameters, rows, size))
+        return read_database(path, lambda connection: _fetch(connection, sql, parameters, rows, size))
 
-    records = RecordStream(path, fetch, *_read(path, find_end))
+    records = RecordStream(path, fetch, *read_database(path, find_end))
     if verify:
         records.verify()
     return records
@@ -335,13 +336,17 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
         raise CorruptFile(f"{path}: {verdict}")
 
 
-def _require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
+def require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
+    """Raise CorruptFile unless the table of records was created by `SCHEMA`."""
     if table_sql != (TABLE.encode(),):
         raise CorruptFile(f"{path}: its table of records is missing or of an earlier version")
 
 
-def _read(path: Path, read: Callable[[sqlite3.Connection], R]) -> R:
+def read_database(path: Path, read: Callable[[sqlite3.Connection], R], uri: str = "") -> R:
     """Read from a journal that another process may be writing.
+
+    Args:
+        uri: Opens it; as `read_only_uri` if empty.
 
     Raises:
         CorruptFile: The journal cannot be read.
@@ -350,7 +355,7 @@ def _read(path: Path, read: Callable[[sqlite3.Connection], R]) -> R:
     while True:
         attempt += 1
         try:
-            with closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
+            with closing(sqlite3.connect(uri or read_only_uri(path), uri=True)) as connection:
                 return read(connection)
         except sqlite3.DatabaseError as error:
             # While a writer shuts down, its shared memory file may vanish during a read.

@@ -22,7 +22,7 @@ FORMATS: Mapping[str, int] = {
     "queue": 1,
     "readings": 1,
     "releases": 1,
-    "rollouts": 1,
+    "rollouts": 2,
     "session": 1,
     "studies": 1,
     "updates": 1,

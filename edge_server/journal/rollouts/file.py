@@ -1,18 +1,18 @@
-"""Rollout journal file: records in JSON lines with chained marks.
+"""Journal of a rollout: its records in a SQLite file, to which several processes append.
 
-    rollouts/DEPLOYMENT.jsonl        a line is a mark, covering record and previous mark, and the record
+    rollouts/DEPLOYMENT.sqlite       hash-chained rows, as in a run's journal
+    rollouts/DEPLOYMENT.jsonl        of an earlier version; converted when a record is appended
 
-The process that drives a rollout and commands that give orders both append, under the file's lock, after reading what
-others appended. An incomplete last line, as after a power cut, is ignored and overwritten.
+The process that drives a rollout and commands that give orders both append, after reading what others appended.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sqlite3
+import sys
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -20,21 +20,26 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
+from edge_server.journal.disk import translate_sql_errors
 from edge_server.journal.recordable import encode_recordable
+from edge_server.journal.sqlite import INSERT, LAST, TABLE, TABLE_SQL, marked_rows, read_database, require_table
+from edge_server.journal.stream import query, verify_row
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.topics import is_name
-from shared.runtime.durable import explain_disk_errors, sync
+from shared.runtime.durable import explain_disk_errors
 
 log = logging.getLogger(__name__)
 
-FOLDER, SUFFIX = "rollouts", ".jsonl"
+FOLDER, SUFFIX, LINES = "rollouts", ".sqlite", ".jsonl"
+LOCK_S = 60.0
+"""Longest wait for another process that appends."""
 Order: TypeAlias = Literal["pause", "resume", "abort", "back", "stop"]
 Outcome: TypeAlias = Literal["finished", "stopped", "aborted", "taken-back"]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 
 MARK = 16
-"""Hexadecimal digits of a line's mark, which precedes the record and a blank."""
+"""Hexadecimal digits of the mark of a line, which covers the previous mark and the record."""
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,41 +170,35 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRolloutRecord] = msgspec.json.Decoder(AnyRolloutRecord)
 
 
-def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:
-    """Return the line of a record that follows a line with mark `before`, and its own mark.
+def encode_rollout_record(record: AnyRolloutRecord) -> bytes:
+    """Return a record as JSON.
 
     Raises:
         Unrecordable: It could not be read back.
     """
-    body = encode_recordable(record, _encoder, _decoder)
-    mark = xxhash.xxh3_64_hexdigest(before.encode() + body)
-    return mark.encode() + b" " + body + b"\n", mark
+    return encode_recordable(record, _encoder, _decoder)
 
 
-def read_lines(data: bytes, before: str, source: str) -> tuple[list[AnyRolloutRecord], str, int]:
-    """Return the records of complete lines, the mark of the last, and their size in bytes.
+def read_lines(path: Path) -> list[AnyRolloutRecord]:
+    """Return the records of a file of an earlier version: lines of a mark, a blank and the record.
 
     Args:
-        data: Lines; a trailing incomplete one is ignored.
-        before: Mark of the line before them; empty for none.
-        source: Path for error messages.
+        path: A trailing incomplete line is ignored.
 
     Raises:
         CorruptFile: A line was changed or is missing.
     """
     records: list[AnyRolloutRecord] = []
-    complete = data[: data.rfind(b"\n") + 1]
-    for line in complete.split(b"\n")[:-1]:
-        body = line[MARK + 1 :]
-        mark = xxhash.xxh3_64_hexdigest(before.encode() + body)
+    before = b""
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        before = xxhash.xxh3_64_hexdigest(before + line[MARK + 1 :]).encode()
         try:
-            if line[: MARK + 1] != mark.encode() + b" ":
-                raise CorruptFile(f"{source}: line {len(records) + 1} or the one before it was changed")
-            records.append(_decoder.decode(body))
+            if line[: MARK + 1] != before + b" ":
+                raise CorruptFile(f"{path}: line {len(records) + 1} or the one before it was changed")
+            records.append(_decoder.decode(line[MARK + 1 :]))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptFile(f"{source}: line {len(records) + 1}: {error}") from error
-        before = mark
-    return records, before, len(complete)
+            raise CorruptFile(f"{path}: line {len(records) + 1}: {error}") from error
+    return records
 
 
 class RolloutJournal:
@@ -207,72 +206,67 @@ class RolloutJournal:
 
     def __init__(self, data_dir: Path, deployment: str) -> None:
         self.path = data_dir / FOLDER / f"{deployment}{SUFFIX}"
-        self._read_to, self._mark = 0, ""
+        self._lines = data_dir / FOLDER / f"{deployment}{LINES}"
+        self._read_to = 0
 
     def news(self) -> list[AnyRolloutRecord]:
         """Return the records appended since the last call, by this process or another.
 
         Raises:
-            CorruptFile: A line was changed or is missing.
+            CorruptFile: A record was changed or is missing.
+            FileNotFoundError: There is no such rollout.
         """
-        with self.path.open("rb") as file:
-            file.seek(self._read_to)
-            return self._take(file.read())
-
-    def _take(self, data: bytes) -> list[AnyRolloutRecord]:
-        records, self._mark, size = read_lines(data, self._mark, str(self.path))
-        self._read_to += size
+        if self.path.exists():
+            records = read_database(self.path, self._read_rows, f"{self.path.absolute().as_uri()}?mode=ro")
+        else:
+            records = read_lines(self._lines)[self._read_to :]
+        self._read_to += len(records)
         return records
 
+    def _read_rows(self, connection: sqlite3.Connection) -> list[AnyRolloutRecord]:
+        """Return the records after the last one that was read."""
+        if not (table := connection.execute(TABLE_SQL).fetchone()):  # it is being created or converted
+            return read_lines(self._lines)[self._read_to :] if self._lines.exists() else []
+        require_table(self.path, table)
+        rows = connection.execute(query((), has_index=False), (self._read_to, sys.maxsize)).fetchall()
+        try:
+            for row in rows:
+                verify_row(row)
+            return [_decoder.decode(row[1]) for row in rows]
+        except (CorruptFile, msgspec.DecodeError) as error:
+            raise CorruptFile(f"{self.path}: {error}") from error
+
     def append(self, *records: AnyRolloutRecord) -> list[AnyRolloutRecord]:
-        """Add records durably; return them after those that others appended since the last call.
+        """Add records durably, all or none; return them after those that others appended since the last call.
 
         Raises:
-            CorruptFile: A line was changed or is missing.
+            CorruptFile: A record was changed or is missing.
             Unwritable: The disk is full.
         """
-        with explain_disk_errors(self.path), self._lock_file() as file:
-            data = os.pread(file, os.fstat(file).st_size - self._read_to, self._read_to)
-            appended = self._take(data)
-            os.ftruncate(file, self._read_to)  # a torn last line
-            lines, mark = b"", self._mark
-            for record in records:
-                line, mark = rollout_line(record, mark)
-                lines += line
-            self._write(file, lines)
-            self._mark, self._read_to = mark, self._read_to + len(lines)
-        return [*appended, *records]
-
-    def _write(self, file: int, lines: bytes) -> None:
-        """Write lines after the known ones, all or none."""
-        done = 0
-        try:
-            while done < len(lines):
-                done += os.pwrite(file, lines[done:], self._read_to + done)
-            os.fsync(file)
-        except OSError:
-            os.ftruncate(file, self._read_to)
-            raise
-
-    @contextmanager
-    def _lock_file(self) -> Iterator[int]:
-        is_new = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if is_new:
-                sync(self.path.parent)
-            yield file
-        finally:
-            os.close(file)
+        with explain_disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch(mode=0o600)
+        with translate_sql_errors(self.path), closing(sqlite3.connect(self.path, LOCK_S)) as connection:
+            connection.execute("PRAGMA synchronous = EXTRA")  # syncs the folder, too, when a transaction ends
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute(TABLE_SQL).fetchone() is None:
+                connection.execute(TABLE)
+                earlier = read_lines(self._lines) if self._lines.exists() else []
+                connection.executemany(INSERT, marked_rows(earlier, 0, encode_rollout_record))
+            others = self._read_rows(connection)
+            [before] = connection.execute(LAST).fetchone() or [0]
+            connection.executemany(INSERT, marked_rows(records, before, encode_rollout_record))
+            connection.commit()
+        self._lines.unlink(missing_ok=True)
+        self._read_to += len(others) + len(records)
+        return [*others, *records]
 
 
 def rollout_names(data_dir: Path) -> list[str]:
     """Return the names of all rollouts, sorted, which is by beginning."""
     folder = data_dir / FOLDER
-    names = [path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")] if folder.is_dir() else []
-    return sorted(name for name in names if is_name(name))
+    names = {path.stem for suffix in (SUFFIX, LINES) for path in folder.glob(f"*{suffix}")}
+    return sorted(filter(is_name, names))
 
 
 def read_rollout(data_dir: Path, deployment: str) -> list[AnyRolloutRecord]:

@@ -10,7 +10,7 @@ import pytest
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.store import add_packages, packages_folder
 from edge_server.gateway.site_folder import SiteFolder
-from edge_server.journal.rollouts.file import FOLDER, RolloutPlan, WaveOpened
+from edge_server.journal.rollouts.file import RolloutPlan, WaveOpened, rollout_names
 from edge_server.release.rollout import drive
 from edge_server.release.rollout.agents import find_agent
 from edge_server.release.rollout.orders import begin_rollout
@@ -50,7 +50,7 @@ def start(site: Path, version: str, *more: object) -> Ended:
 
 
 def begun(site: Path) -> bool:
-    return any((site.parent / "runs" / FOLDER).glob("*.jsonl"))
+    return bool(rollout_names(site.parent / "runs"))
 
 
 def test_a_version_that_the_gateway_has_not_signed_is_refused_although_its_package_lies_there(site):

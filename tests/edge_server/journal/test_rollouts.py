@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sqlite3
+from contextlib import closing
+
+import msgspec
 import pytest
+import xxhash
 
 from edge_server.journal.rollouts.file import (
     BoardTold,
@@ -18,6 +24,7 @@ from edge_server.journal.rollouts.file import (
 )
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.rollout import ModelStatus
+from tests.naming import names_all
 
 AT = "20260101T000000Z"
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="0" * 64)
@@ -55,40 +62,106 @@ def test_on_a_full_disk_nothing_is_appended_and_it_goes_on_when_there_is_room(di
     """Where a part of what is to be written would have found room, too."""
     journal = RolloutJournal(disk.path, PLAN.deployment)
     journal.append(*RECORDS[:-1])
-    stored = len(journal.path.read_bytes())
     more = [RolloutOrdered(at=AT, order="pause", cause="x" * 5000)] * 40
     for left in (0, 20_000):
         disk.fill(left)
         with pytest.raises(Unwritable):
             journal.append(*more)
-        assert len(journal.path.read_bytes()) == stored
+        assert read_rollout(disk.path, PLAN.deployment) == RECORDS[:-1]
     disk.make_room()
     journal.append(RECORDS[-1])
     assert read_rollout(disk.path, PLAN.deployment) == RECORDS
 
 
-@pytest.mark.parametrize("torn", [1, 20, 60])
-def test_a_torn_last_line_is_as_if_it_had_not_been_written(journal, tmp_path, torn):
-    data = journal.path.read_bytes()
-    journal.path.write_bytes(data[:-torn])
-    assert read_rollout(tmp_path, PLAN.deployment) == RECORDS[:-1]
-    RolloutJournal(tmp_path, PLAN.deployment).append(RECORDS[-1])
-    assert journal.path.read_bytes() == data
+def append_pairs(data_dir, acknowledged):
+    pair = [RolloutOrdered(at=AT, order="pause"), RolloutOrdered(at=AT, order="resume")]
+    while True:
+        RolloutJournal(data_dir, "a").append(*pair)
+        acknowledged.value += 1
 
 
-def test_every_damaged_byte_is_told(journal, tmp_path):
-    data = journal.path.read_bytes()
-    for place in range(0, len(data) - 1, 7):
+def test_of_a_process_that_is_killed_while_it_appends_all_records_are_there_or_none(tmp_path):
+    """It appends pairs, and is killed at some moment of that again and again."""
+    context = multiprocessing.get_context("spawn")
+    acknowledged = context.Value("i", 0, lock=False)
+    for number in range(6):
+        process, before = context.Process(target=append_pairs, args=(tmp_path, acknowledged)), acknowledged.value
+        process.start()
+        while acknowledged.value == before:
+            process.join(0.01)
+        process.join(0.007 * number)
+        process.kill()
+        process.join()
+        records = RolloutJournal(tmp_path, "a").append()
+        assert [record.order for record in records] == ["pause", "resume"] * (len(records) // 2)
+        assert len(records) >= 2 * acknowledged.value
+
+
+def test_every_damaged_byte_is_told_or_changes_no_record(journal, tmp_path):
+    data, results = journal.path.read_bytes(), []
+    for place in range(0, len(data), 7):
         journal.path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(CorruptFile):
-            read_rollout(tmp_path, PLAN.deployment)
+        try:
+            results.append(read_rollout(tmp_path, PLAN.deployment))
+        except CorruptFile as error:
+            results.append(names_all(str(error), journal.path))
+    assert all(result in (RECORDS, True) for result in results)
+    assert results.count(True) > 50
 
 
-def test_a_line_that_is_missing_is_told(journal, tmp_path):
-    lines = journal.path.read_bytes().splitlines(keepends=True)
-    journal.path.write_bytes(b"".join([lines[0], *lines[2:]]))
+def test_a_row_that_is_missing_is_told(journal, tmp_path):
+    with closing(sqlite3.connect(journal.path)) as connection, connection:
+        connection.execute("DELETE FROM records WHERE rowid = 2")
     with pytest.raises(CorruptFile):
         read_rollout(tmp_path, PLAN.deployment)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Return the file of an earlier version: each line has a mark, which covers the one before it."""
+    path, mark = tmp_path / "rollouts" / f"{PLAN.deployment}.jsonl", b""
+    path.parent.mkdir()
+    for record in RECORDS:
+        body = msgspec.json.encode(record, order="deterministic")
+        mark = xxhash.xxh3_64_hexdigest(mark + body).encode()
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + mark + b" " + body + b"\n")
+    return path
+
+
+def test_a_file_of_an_earlier_version_is_read_and_converted_by_what_appends(lines, tmp_path):
+    journal, other = (RolloutJournal(tmp_path, PLAN.deployment) for _ in range(2))
+    assert journal.news() == RECORDS
+    assert journal.news() == []
+    assert rollout_names(tmp_path) == [PLAN.deployment]
+    (tmp_path / "rollouts" / f"{PLAN.deployment}.sqlite").touch()  # a process was killed before it converted it
+    assert read_rollout(tmp_path, PLAN.deployment) == RECORDS
+    back = RolloutOrdered(at=AT, order="back")
+    assert other.append(back) == [*RECORDS, back]
+    assert journal.append() == [back]
+    assert not lines.exists()
+    assert read_rollout(tmp_path, PLAN.deployment) == [*RECORDS, back]
+    assert rollout_names(tmp_path) == [PLAN.deployment]
+
+
+@pytest.mark.parametrize("torn", [1, 20, 60])
+def test_a_torn_last_line_is_as_if_it_had_not_been_written(lines, tmp_path, torn):
+    lines.write_bytes(lines.read_bytes()[:-torn])
+    assert read_rollout(tmp_path, PLAN.deployment) == RECORDS[:-1]
+    RolloutJournal(tmp_path, PLAN.deployment).append(RECORDS[-1])
+    assert read_rollout(tmp_path, PLAN.deployment) == RECORDS
+
+
+def test_a_damaged_byte_or_a_missing_line_of_an_earlier_version_is_told_and_nothing_is_converted(lines, tmp_path):
+    data = lines.read_bytes()
+    whole = data.splitlines(keepends=True)
+    damaged = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(0, len(data) - 1, 7)]
+    for spoilt in [*damaged, b"".join([whole[0], *whole[2:]])]:
+        lines.write_bytes(spoilt)
+        for use in (read_rollout, lambda *which: RolloutJournal(*which).append(RECORDS[-1])):
+            with pytest.raises(CorruptFile):
+                use(tmp_path, PLAN.deployment)
+    lines.write_bytes(data)
+    assert RolloutJournal(tmp_path, PLAN.deployment).append() == RECORDS
 
 
 def test_a_rollout_that_is_not_there_names_those_that_are(journal, tmp_path):
