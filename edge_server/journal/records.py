@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -373,25 +374,34 @@ class Journal(Protocol):
 
 
 @runtime_checkable
-class Enumerable(Protocol):
+class ReadByType(Protocol):
     """Records that are read by type, such as those of a journal on disk."""
 
-    def enumerate_records(self, *kinds: type[AnyRecord]) -> Iterator[tuple[int, AnyRecord]]:
+    def enumerate_records(self, *kinds: type[AnyRecord], newest_first: bool = False) -> Iterator[tuple[int, AnyRecord]]:
         """Yield the records of some types, or all, with their numbers from 1."""
         ...
 
+    def count_records(self, *kinds: type[AnyRecord]) -> int:
+        """Return the number of records of some types, without reading them."""
+        ...
 
-def enumerate_records(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[tuple[int, R]]:
+
+def enumerate_records(
+    records: Sequence[AnyRecord], *kinds: type[R], newest_first: bool = False
+) -> Iterator[tuple[int, R]]:
     """Yield the records of some types, or all, with their numbers from 1; a journal on disk decodes no others."""
-    if isinstance(records, Enumerable):
-        return cast("Iterator[tuple[int, R]]", records.enumerate_records(*cast("tuple[type[AnyRecord], ...]", kinds)))
-    every = cast("Iterator[tuple[int, R]]", enumerate(records, 1))
-    return ((number, record) for number, record in every if not kinds or isinstance(record, kinds))
+    if isinstance(records, ReadByType):
+        journal_kinds = cast("tuple[type[AnyRecord], ...]", kinds)
+        return cast("Iterator[tuple[int, R]]", records.enumerate_records(*journal_kinds, newest_first=newest_first))
+    numbers = range(len(records))
+    every = ((number + 1, records[number]) for number in (reversed(numbers) if newest_first else numbers))
+    selected = ((number, record) for number, record in every if not kinds or isinstance(record, kinds))
+    return cast("Iterator[tuple[int, R]]", selected)
 
 
-def select(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[R]:
+def select(records: Sequence[AnyRecord], *kinds: type[R], newest_first: bool = False) -> Iterator[R]:
     """Yield the records of some types."""
-    return (record for _, record in enumerate_records(records, *kinds))
+    return (record for _, record in enumerate_records(records, *kinds, newest_first=newest_first))
 
 
 def first(records: Sequence[AnyRecord], kind: type[R]) -> R | None:
@@ -399,20 +409,28 @@ def first(records: Sequence[AnyRecord], kind: type[R]) -> R | None:
     return next(select(records, kind), None)
 
 
-def valid_records(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[R]:
+def valid_records(records: Sequence[AnyRecord], *kinds: type[R], newest_first: bool = False) -> Iterator[R]:
     """Yield the records of some types, or all, without those that a later `Rewound` made void."""
-    return (record for _, record in enumerate_valid(records, *kinds))
+    return (record for _, record in enumerate_valid(records, *kinds, newest_first=newest_first))
 
 
-def enumerate_valid(records: Sequence[AnyRecord], *kinds: type[R]) -> Iterator[tuple[int, R]]:
+def enumerate_valid(
+    records: Sequence[AnyRecord], *kinds: type[R], newest_first: bool = False
+) -> Iterator[tuple[int, R]]:
     """Yield the same records with their numbers from 1."""
-    opening = first(records, RunOpened)
-    rewinds = _void_limits(records)
-    for number, record in enumerate_records(records, *kinds):
-        while rewinds and rewinds[-1][0] <= number:
-            rewinds.pop()
-        if not rewinds or not _is_void(record, rewinds[-1], opening.plan.rounds if opening else None):
+    opening, limits = first(records, RunOpened), _void_limits(records)
+    rewinds = [-number for number, *_ in limits]
+    for number, record in enumerate_records(records, *kinds, newest_first=newest_first):
+        later = bisect_left(rewinds, -number)
+        if not later or not _is_void(record, limits[later - 1], opening.plan.rounds if opening else None):
             yield number, record
+
+
+def count_valid(records: Sequence[AnyRecord], kind: type[R]) -> int:
+    """Return the number of valid records of a type."""
+    if isinstance(records, ReadByType) and first(records, Rewound) is None:
+        return records.count_records(cast("type[AnyRecord]", kind))
+    return sum(1 for _ in valid_records(records, kind))
 
 
 def _void_limits(records: Sequence[AnyRecord]) -> list[tuple[int, int, int]]:
@@ -422,7 +440,7 @@ def _void_limits(records: Sequence[AnyRecord]) -> list[tuple[int, int, int]]:
         The last figure is that of the openings of rounds, which a reopened round keeps.
     """
     limits = list[tuple[int, int, int]]()
-    for number, rewound in reversed(list(enumerate_records(records, Rewound))):
+    for number, rewound in enumerate_records(records, Rewound, newest_first=True):
         first_round, first_opening = rewound.round, rewound.round + rewound.reopened
         if limits:
             first_round, first_opening = min(first_round, limits[-1][1]), min(first_opening, limits[-1][2])

@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from edge_server.journal.compared import compared_metric, devices_value, server_value
-from edge_server.journal.compared_metric import ACCURACY
+from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -26,6 +26,7 @@ from edge_server.journal.records import (
     RoundOpened,
     RunClosed,
     RunOpened,
+    count_valid,
     first,
     select,
     valid_records,
@@ -455,30 +456,33 @@ def find_ended_run(data_dir: Path, plan: Plan, name: str) -> StoredRun | None:
 
 def summarise_run(run: StoredRun) -> RunSummary:
     """Return one line about a run; its figure is of the last evaluation, of personal models if there are any."""
-    opening, metric, rounds = run.opened, compared_metric(run.records), 0
-    last: dict[str, float | None] = {}
-    for record in valid_records(run.records, RoundClosed, Evaluated):
-        values: dict[str, float | None] = {}
-        if isinstance(record, RoundClosed):
-            rounds += 1
-            values = {"server": server_value(record, metric), "rounds": devices_value(record, metric)}
-        elif isinstance(record, Evaluated):
-            value = devices_value(record, metric)
-            values = {"devices": value, "personal": value if record.personal else None}
-        last |= {name: value for name, value in values.items() if value is not None}
-    value = next((last[name] for name in ("personal", "server", "devices", "rounds") if name in last), None)
+    opening, metric = run.opened, compared_metric(run.records)
+    value = _last_value(run.records, metric)
     return RunSummary(
         run=opening.run if opening else run.folder.name,
         plan=opening.plan.name if opening else "",
         algorithm=opening.plan.algorithm.name if opening else "",
         started=opening.started if opening else "",
-        rounds=rounds,
+        rounds=count_valid(run.records, RoundClosed),
         of=opening.plan.rounds if opening else 0,
         accuracy=value if metric == ACCURACY else None,
         outcome=outcome_of(run),
         metric=msgspec.UNSET if metric == ACCURACY else metric.name,
         value=msgspec.UNSET if metric == ACCURACY else value,
     )
+
+
+def _last_value(records: Sequence[AnyRecord], metric: ComparedMetric) -> float | None:
+    """Return the last value on personal models; without any, on the server's test data, else on devices' examples."""
+    evaluations = partial(valid_records, records, Evaluated, newest_first=True)
+    rounds = partial(valid_records, records, RoundClosed, newest_first=True)
+    by_preference = (
+        (devices_value(record, metric) for record in evaluations() if record.personal),
+        (server_value(record, metric) for record in rounds()),
+        (devices_value(record, metric) for record in evaluations()),
+        (devices_value(record, metric) for record in rounds()),
+    )
+    return next((value for value in chain.from_iterable(by_preference) if value is not None), None)
 
 
 def outcome_of(run: StoredRun) -> str:

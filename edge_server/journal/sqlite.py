@@ -281,6 +281,8 @@ def _fetch(
     try:
         with closing(connection.execute(sql, parameters)) as cursor:
             for row in cursor:
+                if until_error and row[0] <= (fetched[-1][0] if fetched else parameters[0]):
+                    break  # damaged pages may be out of order
                 fetched.append(row)
                 fetched_bytes += len(row[1] or b"")
                 if len(fetched) == rows or fetched_bytes >= size:

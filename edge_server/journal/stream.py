@@ -28,7 +28,7 @@ ROWS = (
     "SELECT rowid, CAST(body AS BLOB), mark, "
     "(SELECT mark FROM records AS previous WHERE previous.rowid = records.rowid - 1) FROM records WHERE "
 )
-CHUNK_BYTES, CHUNK_ROWS = 1 << 18, 1024
+CHUNK_BYTES, FIRST_ROWS, CHUNK_ROWS = 1 << 20, 8, 1024  # often, only the first matter
 
 C = TypeVar("C")
 Row: TypeAlias = tuple[int, bytes, int, int | None]
@@ -40,17 +40,17 @@ _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 
 
 @cache
-def query(kinds: tuple[type[AnyRecord], ...], *, has_index: bool) -> str:
+def query(kinds: tuple[type[AnyRecord], ...], *, has_index: bool, newest_first: bool = False) -> str:
     """Return the query for the rows of some types, or of all, beyond a first and up to a last number."""
-    span = "rowid > ? AND rowid <= ?"
+    span, order = "rowid > ? AND rowid <= ?", f"ORDER BY rowid {'DESC' if newest_first else 'ASC'}"
     if not kinds:
-        return f"{ROWS}{span} ORDER BY rowid"
+        return f"{ROWS}{span} {order}"
     tags = [f'{kind.__name__}",'[:6] for kind in kinds]
     of_kinds = f"{TAG} IN ({str(tags)[1:-1]})"
     if has_index and not set(kinds) & set(FREQUENT):
         numbers = f"SELECT rowid FROM records INDEXED BY rare_records WHERE {IS_RARE} AND {of_kinds} AND {span}"  # noqa: S608 - constants
-        return f"{ROWS}rowid IN ({numbers}) ORDER BY rowid"
-    return f"{ROWS}{of_kinds} AND {span} ORDER BY rowid"
+        return f"{ROWS}rowid IN ({numbers}) {order}"
+    return f"{ROWS}{of_kinds} AND {span} {order}"
 
 
 def row_mark(body: bytes, before: int) -> int:
@@ -128,16 +128,23 @@ class RecordStream(Sequence[AnyRecord]):  # noqa: PLW1641 - as a list
     def __iter__(self) -> Iterator[AnyRecord]:
         return (record for _, record in self.enumerate_records())
 
-    def enumerate_records(self, *kinds: type[AnyRecord], most: int = CHUNK_ROWS) -> Iterator[tuple[int, AnyRecord]]:
-        """Yield the records of some types, or all, with their numbers from 1.
+    def __reversed__(self) -> Iterator[AnyRecord]:
+        return (record for _, record in self.enumerate_records(newest_first=True))
 
-        Args:
-            most: Rows to read at once, if only the first few matter.
+    def enumerate_records(self, *kinds: type[AnyRecord], newest_first: bool = False) -> Iterator[tuple[int, AnyRecord]]:
+        """Yield the records of some types, or all, with their numbers from 1.
 
         Raises:
             CorruptFile: A row, or the one before it, was changed or is missing.
         """
-        return ((row[0], self._explain(decode_row, row)) for row in self._rows(kinds, most))
+        rows = self._rows(kinds, newest_first=newest_first)
+        return ((row[0], self._explain(decode_row, row)) for row in rows)
+
+    def count_records(self, *kinds: type[AnyRecord]) -> int:
+        """Return the number of records of some types, without reading them."""
+        sql = f"SELECT count(*), NULL FROM ({query(kinds, has_index=self.has_index)})"  # noqa: S608 - constants
+        [(count, *_)] = self.fetch(sql, (self.after, self.until), 1, 1)
+        return count
 
     def verify(self) -> None:
         """Check the hash chain of all rows without decoding them.
@@ -145,7 +152,7 @@ class RecordStream(Sequence[AnyRecord]):  # noqa: PLW1641 - as a list
         Raises:
             CorruptFile: A row was changed or is missing.
         """
-        for row in self._rows((), CHUNK_ROWS):
+        for row in self._rows(()):
             self._explain(verify_row, row)
 
     def _explain(self, check: Callable[[Row], C], row: Row) -> C:
@@ -154,8 +161,10 @@ class RecordStream(Sequence[AnyRecord]):  # noqa: PLW1641 - as a list
         except CorruptFile as error:
             raise CorruptFile(f"{self.path}: {error}") from error
 
-    def _rows(self, kinds: tuple[type[AnyRecord], ...], most: int) -> Iterator[Row]:
-        sql, after = query(kinds, has_index=self.has_index), self.after
-        while after < self.until and (rows := self.fetch(sql, (after, self.until), most, CHUNK_BYTES)):
+    def _rows(self, kinds: tuple[type[AnyRecord], ...], *, newest_first: bool = False) -> Iterator[Row]:
+        sql = query(kinds, has_index=self.has_index, newest_first=newest_first)
+        after, until, most = self.after, self.until, FIRST_ROWS
+        while after < until and (rows := self.fetch(sql, (after, until), most, CHUNK_BYTES)):
             yield from rows
-            after = rows[-1][0]
+            after, until = (after, rows[-1][0] - 1) if newest_first else (rows[-1][0], until)
+            most = min(4 * most, CHUNK_ROWS)

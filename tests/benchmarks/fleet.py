@@ -178,6 +178,8 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
     tests: bool = False,
     secured: bool = False,
     server_environment: Mapping[str, str] | None = None,
+    keys: str = "",
+    prepare: Callable[[Path], None] = lambda _: None,
 ) -> Run:
     """Run a fleet. Nobody reads its journal before the run has ended, and then the rounds' ends are taken from it.
 
@@ -188,6 +190,8 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
         memory: Sample the server's memory, which slows it a little.
         tests: The server evaluates the model after each round.
         secured: By TLS, with certificates and the access list of a site; not of agents in one process.
+        keys: Further tables of the plan.
+        prepare: Writes the earlier part of the run `bench` into a folder that has the plan.
     """
     hidden = max(1, (model_bytes // 4 - 10) // HIDDEN_PER_PARAMETER)
     Path("build").mkdir(exist_ok=True)
@@ -196,7 +200,8 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
             place, port = Place(Path(name).resolve(), stack), free_port()
             epochs = int(model_bytes >= NOTED_BYTES)
             plan = PLAN.format(rounds=rounds, hidden=hidden, devices=devices, epochs=epochs)
-            (place.path / "plan.toml").write_text(plan.replace("every = 0", f"every = {int(tests)}"))
+            (place.path / "plan.toml").write_text(plan.replace("every = 0", f"every = {int(tests)}") + keys)
+            prepare(place.path)
             relay = await stack.enter_async_context(counting(port)) if echo else Counted(port)
             site = make_site(place.path) if secured else None
             known = Known(site) if site else Plain(relay.port)

@@ -29,6 +29,7 @@ import gap
 import gpu
 import idle
 import inference
+import journal
 import link
 import memory
 import optimizers
@@ -64,6 +65,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "disk": disk.run,
     "tls": tls.run,
     "memory": memory.run,
+    "journal": journal.run,
     "floods": floods.run,
     "power-reads": power_reads.run,
     "energy": energy.run,
