@@ -19,6 +19,12 @@ def split_remedy(message: str) -> tuple[str, str]:
     return (problem, remedy) if problem else (remedy, "")
 
 
+def describe_cause(error: Exception) -> str:
+    """Return the message of a system's or library's error in one line, without the path that ours begins with."""
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return " ".join((strerror or str(error) or type(error).__name__).split())
+
+
 class FieldFleetError(Exception):
     """Base of every error raised on purpose."""
 

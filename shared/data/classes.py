@@ -6,6 +6,7 @@ Label 0 must mean the same on every device: an agent sends its names when it con
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from shared.data.name_text import describe_invisible, find_lookalikes, normalise
 from shared.data.sources.csv_lines import read_labels, split_paths
 from shared.data.sources.npz_names import read_class_names
 from shared.data.spec import EVALUATE_ON_DEVICES, Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 from shared.protocol.messages import MAX_CLASSES
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,9 @@ def find_class_folders(root: Path, spec: Data) -> tuple[Path, tuple[str, ...]]:
             raise ConfigError(f"{root / split}: no such folder; make it, beside {halves[0].name}")
         folder_names = {name for half in halves or [root] for name in list_class_folders(half)}
     except OSError as error:
-        raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
+        raise ConfigError(
+            f"{root}: cannot be listed ({describe_cause(error)}); correct path or the folder's permissions"
+        ) from error
     skipped = sorted(name for name in folder_names - set(spec.classes or ()) if is_system_folder(name))
     if skipped:
         log.warning("%s: skipped %s: not a class but a folder of the system", root, format_class_names(skipped))
@@ -184,6 +187,14 @@ def is_system_folder(name: str) -> bool:
     return name.lower() in SYSTEM_FOLDERS or _SYSTEM_FOLDER.fullmatch(name.lower()) is not None
 
 
+def is_folder(entry: Path | os.DirEntry[str]) -> bool:
+    """Check for a folder or a symbolic link to one; false for a link that leads in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def list_class_folders(place: Path) -> dict[str, list[Path]]:
     """List the folders of each class of a split; names equal after NFC normalisation are one class.
 
@@ -192,7 +203,7 @@ def list_class_folders(place: Path) -> dict[str, list[Path]]:
     """
     folders = dict[str, list[Path]]()
     for path in sorted(place.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
+        if is_folder(path) and not path.name.startswith("."):
             folders.setdefault(normalise_name(path.name), []).append(path)
     return folders
 

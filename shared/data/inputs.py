@@ -14,7 +14,7 @@ import msgspec
 
 from shared.data.formats import Mel
 from shared.data.sources.columns import find_columns
-from shared.data.sources.csv_lines import read_lines, split_paths
+from shared.data.sources.csv_lines import read_lines, require_file, split_paths
 from shared.data.sources.npz_names import DAMAGE, read_array_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -101,6 +101,7 @@ def _read_npz_inputs(spec: Data) -> Inputs:
     import zipfile  # noqa: PLC0415 - a third of a megabyte, for such files alone
 
     path = Path(spec.path)
+    require_file(path)
     try:
         with zipfile.ZipFile(path) as file:
             arrays = {name.removesuffix(".npy"): name for name in file.namelist()}

@@ -99,6 +99,8 @@ def find_warnings(spec: Data, labels: Labels, arrays: Arrays, *, is_whole: bool)
         warnings.append("all values are the same; look at the files")
     if not spec.is_labelled or not is_whole:
         return warnings
+    if spec.holdout and not count_sides(len(labels), arrays.identities, spec)[0]:
+        warnings.append("no example is held out: there are too few; add examples, or remove holdout")
     if spec.target_kind == "values":
         constant = np.flatnonzero(labels.min(axis=0) == labels.max(axis=0))
         problem = "is the same in all examples; look at the files"
@@ -108,7 +110,10 @@ def find_warnings(spec: Data, labels: Labels, arrays: Arrays, *, is_whole: bool)
         warnings.insert(0, "all examples are of one class; nothing can be learnt from them alone")
     names = spec.classes or arrays.classes or tuple(map(str, range(int(labels.max()) + 1)))
     absent = [name for number, name in enumerate(names) if number not in present]
-    if absent:
+    if spec.target_kind == "mask" and len(absent) > len(present):
+        highest = f"masks hold pixel values up to {max(present)}, and {len(absent)} below it are of no pixel"
+        warnings.append(f"{highest}; number the classes from 0")
+    elif absent:
         warnings.append(f"no example is of {format_class_names(absent)}; if other devices have them, all is well")
     return warnings
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +22,17 @@ from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart
 from shared.data.sources.class_files import FileKind, Listing, is_unfinished, list_files, spread
 from shared.data.sources.mel import log_mel, resample
 from shared.data.spec import Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 from shared.runtime.extras import install_command
 from shared.runtime.memory import require_room
 
 log = logging.getLogger(__name__)
 
 SOUNDS = FileKind("sound file", (".flac", ".ogg", ".wav"))
+RIFF, PIPE_LENGTH = struct.Struct("<4sI"), 0x7FF00000
+"""Header of a WAV file, and a length that only a program gives that does not know it."""
+MAX_SAMPLE = 1e6
+"""Float formats may exceed -1 to 1; from here on, energies exceed float32."""
 BATCH_FILES = 2
 """Files whose features are computed at once; more would not fit in a processor's cache."""
 
@@ -106,6 +112,7 @@ def read_samples(library: ModuleType, path: Path, mel: Mel) -> NDArray[np.float3
         ConfigError: The file is damaged or empty, or has another sample rate and `mel.resample` is not set.
     """
     try:
+        _require_complete(path)
         with library.SoundFile(path) as file:
             rate_hz = file.samplerate
             if rate_hz != mel.rate_hz and not mel.resample:
@@ -115,10 +122,28 @@ def read_samples(library: ModuleType, path: Path, mel: Mel) -> NDArray[np.float3
             count = math.ceil(mel.samples * rate_hz / mel.rate_hz)
             samples: NDArray[np.float32] = file.read(count, dtype="float32", always_2d=True)
     except (library.SoundFileError, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: damaged sound file ({error}); replace or remove it") from error
-    if not samples.size:
+        raise ConfigError(f"{path}: damaged sound file ({describe_cause(error)}); replace or remove it") from error
+    if not round(len(samples) * mel.rate_hz / rate_hz):
         raise ConfigError(f"{path}: holds no sound; replace or remove it")
+    if not max(samples.max(), -samples.min()) <= MAX_SAMPLE:
+        raise ConfigError(f"{path}: holds samples that are NaN, infinite or above {MAX_SAMPLE:g}; replace or remove it")
     mono = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
     if rate_hz != mel.rate_hz:
         mono = resample(mono, rate_hz, mel.rate_hz)
     return mono[: mel.samples]
+
+
+def _require_complete(path: Path) -> None:
+    """Refuse a WAV file that ends before the length in its header, which libsndfile does not report.
+
+    Raises:
+        ConfigError: It ends early; programs that write to a pipe give the largest possible length.
+    """
+    with path.open("rb") as file:
+        header, size = file.read(RIFF.size), os.fstat(file.fileno()).st_size
+    if len(header) == RIFF.size and header.startswith(b"RIFF"):
+        length = RIFF.unpack(header)[1]
+        if size + 1 < RIFF.size + length < PIPE_LENGTH:
+            raise ConfigError(
+                f"{path}: damaged sound file (it ends {RIFF.size + length - size} bytes early); replace or remove it"
+            )

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.classes import find_class_folders, is_system_folder, list_class_folders
+from shared.data.classes import find_class_folders, is_folder, is_system_folder, list_class_folders
 from shared.data.identity import hash_texts
 from shared.data.name_text import show_name
 from shared.data.sources.arrays import NO_LABEL
 from shared.data.spec import Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 from shared.runtime.clock import utc_seconds
 
 MOST_SEARCHED, SHOWN_KINDS = 1000, 6
@@ -95,16 +95,29 @@ def list_files(spec: Data, kind: FileKind) -> Listing:
         if not listing.files:
             raise ConfigError(explain_no_files(listing, spec))
         if spec.recent and len(listing.files) > spec.recent:
-            times = [path.stat().st_mtime_ns for path in listing.files]
+            times = [status.st_mtime_ns if (status := read_status(path)) else 0 for path in listing.files]
             listing.select(np.sort(np.argsort(times, kind="stable")[-spec.recent :]))
     except OSError as error:
-        raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
+        raise ConfigError(
+            f"{root}: cannot be listed ({describe_cause(error)}); correct path or the folder's permissions"
+        ) from error
     return listing
 
 
 def is_unfinished(path: Path, spec: Data) -> bool:
-    """Check whether a file of a growing folder is so new that it may still be being written."""
-    return bool(spec.growing) and abs(utc_seconds() - path.stat().st_mtime) < UNFINISHED_S
+    """Check whether a file of a growing folder may still be being written, or was removed since it was listed."""
+    if not spec.growing:
+        return False
+    status = read_status(path)
+    return abs(utc_seconds() - status.st_mtime) < UNFINISHED_S if status else not path.is_symlink()
+
+
+def read_status(path: Path) -> os.stat_result | None:
+    """Return size and times of a file; None where it was removed, or is a broken link, which its reader reports."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _has_class_folders(spec: Data) -> bool:
@@ -114,8 +127,8 @@ def _has_class_folders(spec: Data) -> bool:
 def _list_classes(root: Path, spec: Data, kind: FileKind) -> Listing:
     place, classes = find_class_folders(root, spec)
     listing = Listing(kind, place, classes=classes)
-    for entry in os.scandir(place):
-        if not entry.is_dir():
+    for entry in _scan(place):
+        if not is_folder(entry):
             listing.skipped[f"{_describe_kind(entry.name)} outside class folders"] += 1
         elif is_system_folder(entry.name) and entry.name not in classes:
             listing.skipped[f"system folder {entry.name}"] += 1
@@ -144,18 +157,34 @@ def _list_unsorted(root: Path, spec: Data, kind: FileKind) -> Listing:
     return listing
 
 
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _is_special(entry: os.DirEntry[str]) -> bool:
+    """Check for a pipe, socket or device, which would block its reader; a broken link is read and then reported."""
+    try:
+        return not entry.is_file() and Path(entry).exists()
+    except OSError:
+        return False
+
+
 def _raise(error: OSError) -> None:
     raise error
 
 
 def _find_files(folder: Path, listing: Listing, *, skips_folders: bool = True) -> list[Path]:
     paths = []
-    for entry in os.scandir(folder):
-        if entry.is_dir():
+    for entry in _scan(folder):
+        if is_folder(entry):
             if skips_folders and entry.name[0] != "." and not is_system_folder(entry.name):
                 listing.skipped["folders in class folders"] += 1
         elif entry.name[0] != "." and entry.name.lower().endswith(listing.kind.suffixes):
-            paths.append(folder / entry.name)
+            if _is_special(entry):
+                listing.skipped["pipes, sockets and devices"] += 1
+            else:
+                paths.append(folder / entry.name)
         else:
             listing.skipped[_describe_kind(entry.name)] += 1
     return sorted(paths)

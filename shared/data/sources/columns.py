@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.data.name_text import show_name
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.spelling import guess
 
 SEPARATORS = (";", "\t", "|", ",")
 MAX_LISTED = 12
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _PANDAS_INDEX = re.compile(r"Unnamed: \d+")
 """Name that pandas gives to a column without a name, such as an index written by `to_csv`."""
 
@@ -62,8 +65,8 @@ def find_columns(header: Sequence[str], path: Path, spec: Data) -> Columns:
     required = _required_columns(spec)
     for key, name in required:
         if name not in names:
-            remedy = _find_separator(header, name, spec) or f"correct {key} or the header"
-            raise ConfigError(f"{path}: has no column {name!r}, only {_format_names(header)}; {remedy}")
+            remedy = _find_separator(header, name, spec) or guess(name, header) or f"; correct {key} or the header"
+            raise ConfigError(f"{path}: has no column {name!r}, only {_format_names(header)}{remedy}")
     _require_one_use(required, spec, path)
     label_name = "" if spec.target_columns else spec.label_column
     label, client, time = (
@@ -122,13 +125,15 @@ def _require_names(features: Mapping[int, str], path: Path) -> None:
 
 def _format_names(header: list[str]) -> str:
     more = f" and {len(header) - MAX_LISTED} more" if len(header) > MAX_LISTED else ""
-    return ", ".join(header[:MAX_LISTED]) + more
+    return ", ".join(map(show_name, header[:MAX_LISTED])) + more or "none"
 
 
 def _find_separator(header: list[str], name: str, spec: Data) -> str:
-    """Suggest the separator with which the header has a column of that name; empty where none fits."""
+    """Suggest a header, or the separator with which it has a column of that name; empty where none fits."""
     text = (spec.separator or ",").join(header)
     for separator in SEPARATORS:
         if name in (cell.strip(' "') for cell in text.split(separator)):
-            return f"set separator = {separator!r}".replace("'", '"')
+            return f"; set separator = {separator!r}".replace("'", '"')
+    if header and all(_NUMBER.fullmatch(cell) for cell in header):
+        return "; the first line must hold the names of the columns: add it"
     return ""

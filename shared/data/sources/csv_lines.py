@@ -10,7 +10,7 @@ from typing import TextIO
 from shared.data.name_text import normalise_name
 from shared.data.sources.columns import find_columns
 from shared.data.spec import EVALUATE_ON_DEVICES, Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 
 MAX_ROW_CHARS = 1 << 24
 """Limit of a row; a longer one, or a file without line ends, is not read to its end."""
@@ -34,6 +34,19 @@ def split_paths(spec: Data, suffix: str = ".csv") -> tuple[Path, Path | None]:
     return path, None
 
 
+def require_file(path: Path) -> None:
+    """Refuse a path that would block its reader, such as a pipe.
+
+    Raises:
+        ConfigError: It is neither missing nor a regular file.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is not a file; correct path")
+    except OSError as error:  # a loop of symbolic links
+        raise ConfigError(f"{path}: cannot be read ({describe_cause(error)}); correct path") from error
+
+
 def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and every line that is not blank, each with its number; all have as many cells as the header.
 
@@ -41,6 +54,7 @@ def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
         ConfigError: The file cannot be read, a line is too long or has other columns; the message names the line.
     """
     length = 0
+    require_file(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             chars = [0]
@@ -50,17 +64,27 @@ def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
                 chars[0] = 0
                 length = length or len(cells)
                 if len(cells) != length:
-                    problem = f"{len(cells)} cells, but the header has {length}"
-                    raise ConfigError(f"{path}: line {reader.line_num}: {problem}; correct the line")
+                    raise _refuse_count(cells, length, f"{path}: line {reader.line_num}", spec)
                 yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
         raise ConfigError(f"{path}: line {reader.line_num}: {error}; correct the line") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error}); save it as CSV in UTF-8") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); correct path or the file's permissions") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({describe_cause(error)}); correct path or the file's permissions"
+        ) from error
     if not length:
         raise ConfigError(f"{path}: is empty; it needs a header row")
+
+
+def _refuse_count(cells: list[str], length: int, place: str, spec: Data) -> ConfigError:
+    """Return the error of a line with another number of cells than the header."""
+    if any("\0" in cell for cell in cells):
+        return ConfigError(f"{place}: zero bytes, as a power cut leaves them; remove the line")
+    separator = spec.separator or ","
+    quotes = f", or quote cells that contain the separator {separator!r}" if len(cells) > length else ""
+    return ConfigError(f"{place}: {len(cells)} cells, but the header has {length}; correct the line{quotes}")
 
 
 def _bounded_lines(file: TextIO, chars: list[int], path: Path, *, drops_unfinished: bool) -> Iterator[str]:

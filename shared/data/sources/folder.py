@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.data.classes import normalise_class_names
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, Labels, ReadPart, as_inputs
-from shared.data.sources.class_files import FileKind, Listing, is_unfinished, list_files, spread
+from shared.data.sources.class_files import FileKind, Listing, is_unfinished, list_files, read_status, spread
 from shared.data.sources.picture_file import GREY, Mode, decode, decode_mask, read_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -108,7 +107,7 @@ def check_file(path: Path, listing: Listing, spec: Data) -> None:
     layout = Layout(header.width, header.height, "L")
     decode(path, "L")
     if spec.masks and spec.is_labelled:
-        _decode_mask(path, listing.place, layout, msgspec.structs.replace(spec, size=msgspec.UNSET))
+        _decode_mask(path, listing.place, layout, spec)
 
 
 def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:
@@ -125,7 +124,8 @@ def _find_layout(listing: Listing, spec: Data, most: int | None) -> Layout:
     layout = Layout(width, height, "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB")
     require_room((1 + FLOAT_BYTES) * len(paths) * layout.values, listing.place)
     if not spec.size:
-        stored = sum(max(DISK_BLOCK, path.stat().st_size) for path in paths)
+        statuses = map(read_status, paths)
+        stored = sum(max(DISK_BLOCK, status.st_size if status else 0) for status in statuses)
         require_expansion(layout.values * len(paths), stored, listing.place, "make them smaller")
     return layout
 
@@ -193,11 +193,12 @@ def _decode_all(listing: Listing, layout: Layout, spec: Data) -> tuple[NDArray[n
 
 def _decode_mask(path: Path, place: Path, layout: Layout, spec: Data) -> NDArray[np.uint8]:
     mask_path = _find_mask(path.relative_to(place), place / str(spec.masks))
-    mask = decode_mask(mask_path, spec.size or None)
-    if mask.shape != (layout.height, layout.width):
-        shapes = f"{mask.shape[1]}x{mask.shape[0]}, not {layout.width}x{layout.height} as {path.name}"
+    width, height = read_header(path)[:2] if spec.size else (layout.width, layout.height)
+    mask = decode_mask(mask_path)
+    if mask.shape != (height, width):
+        shapes = f"{mask.shape[1]}x{mask.shape[0]}, not {width}x{height} as {path.name}"
         raise ConfigError(f"{mask_path}: is {shapes}; give each picture a mask of its own size")
-    return mask
+    return decode_mask(mask_path, spec.size) if spec.size else mask
 
 
 def _find_mask(relative: Path, folder: Path) -> Path:
@@ -208,8 +209,10 @@ def _find_mask(relative: Path, folder: Path) -> Path:
         for suffix in PICTURES.suffixes:
             if (path := folder / f"{name}{suffix}").is_file():
                 return path
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; correct data.masks")
     raise ConfigError(
-        f"{folder}: has no mask of picture {relative}; add {relative.with_suffix('.png')}, or remove the picture"
+        f"{folder}: has no mask of picture {relative}; add {names[-1]}.png to this folder, or remove the picture"
     )
 
 

@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 from shared.data.classes import number_labels, order_names
 from shared.data.name_text import normalise_name
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, Labels, ReadPart, as_inputs, no_labels
+from shared.data.sources.csv_lines import require_file
 from shared.data.sources.npz_names import find_label_arrays, read_array_names
 from shared.data.spec import EVALUATE_ON_DEVICES, Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
+from shared.protocol.messages import MAX_CLASSES
 from shared.runtime.memory import require_expansion, require_room
 
 CHANNELS = (1, 3, 4)
@@ -68,20 +70,23 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
         ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
     """
     path = Path(spec.path)
+    require_file(path)
     try:
         with path.open("rb") as file, _open_archive(file, path) as arrays:
             return _read(_File(arrays, path, spec, {}), most)
     except MemoryError as error:
         raise ConfigError(f"{path}: does not fit in this device's memory; give it a smaller file") from error
     except DAMAGE as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
+        raise ConfigError(f"{path}: cannot be read ({describe_cause(error)}); correct path or replace it") from error
 
 
 def _open_archive(file: IO[bytes], path: Path) -> NpzFile:
     try:
         return NpzFile(file, allow_pickle=False)
     except zipfile.BadZipFile as error:
-        raise ConfigError(f"{path}: is not an .npz file; write one with numpy.savez_compressed") from error
+        raise ConfigError(
+            f"{path}: is not an .npz file, or is cut off; write one with numpy.savez_compressed"
+        ) from error
 
 
 class _File(NamedTuple):
@@ -141,9 +146,9 @@ def _read_split(file: _File, names: tuple[tuple[str, ...], str], most: int | Non
     if spec.client_column:
         client_array = f"{spec.client_column}_{spec.split}"
         clients = _read_clients(file, client_array if client_array in file.arrays.files else spec.client_column)
-    people = labels if clients is None else clients
     lengths = {name: each.shape[0] for name, each in headers.items()}
-    _require_equal_lengths(path, {**lengths, names[1]: len(labels), "clients": len(people)})
+    lengths |= {"clients": len(clients)} if clients is not None else {}
+    _require_equal_lengths(path, {**lengths, names[1]: len(labels)})
     values = sum(math.prod(each.shape[1:]) for each in headers.values())
     rows = header.shape[0] if most is None else min(header.shape[0], max(1, most // max(1, values)))
     inputs = [_read_inputs(file, name, rows) for name in inputs_names]
@@ -195,6 +200,8 @@ def _check_header(file: _File, name: str, kinds: str, dimensions: int | None = N
         raise ConfigError(f"{path}: {problem}; save it as {_KINDS[kinds]}, names by numpy.array(names, dtype=str)")
     if header.dtype.kind not in kinds or not header.shape or len(header.shape) != (dimensions or len(header.shape)):
         expected = f"{_KINDS[kinds]}, of {dimensions} dimensions" if dimensions else _KINDS[kinds]
+        if kinds == LABELS and header.dtype.kind == "f":
+            expected += ', or set data.targets = "values" to predict numbers'
         raise ConfigError(f"{path}: {name} is {header.dtype} of shape {header.shape}; save {expected}")
     require_room(header.size * (header.dtype.itemsize + FLOAT_BYTES), path)
     count = header.size * header.dtype.itemsize
@@ -258,6 +265,8 @@ def _read_labels(file: _File, name: str) -> tuple[Labels, tuple[str, ...]]:
         raise ConfigError(f"{file.path}: {problem}, of one-hot rows {name}.argmax(axis=1), or set targets")
     labels = _read_array(file, name, LABELS).reshape(-1)
     if labels.dtype.kind in INTEGERS:
+        if labels.dtype.kind == "u" and labels.itemsize == np.int64().itemsize:  # the highest would become negative
+            labels = np.minimum(labels, MAX_CLASSES)
         return labels.astype(np.int64), ()
     texts, places = np.unique(labels, return_inverse=True)
     names = [normalise_name(text.decode() if isinstance(text, bytes) else str(text)) for text in texts]

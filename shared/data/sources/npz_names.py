@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from shared.data.name_text import normalise_name
+from shared.data.sources.csv_lines import require_file
 from shared.errors import ConfigError
 from shared.protocol.messages import MAX_CLASSES
 
@@ -39,6 +40,7 @@ def read_class_names(path: Path) -> set[str]:
     """
     import zipfile  # noqa: PLC0415 - see the module docstring
 
+    require_file(path)
     try:
         with zipfile.ZipFile(path) as file:
             arrays = [name.removesuffix(".npy") for name in file.namelist()]

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from shared.data.sources.arrays import ReadPart
 from shared.data.sources.cells import CellReader
 from shared.data.sources.columns import find_columns
-from shared.data.sources.csv_lines import split_paths
+from shared.data.sources.csv_lines import require_file, split_paths
 from shared.data.sources.sqlite_rows import label_text
 from shared.data.sources.table import make_examples
 from shared.data.spec import Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 from shared.runtime.extras import install_command
 
 SUFFIX = ".parquet"
@@ -31,6 +31,7 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """
     path, _ = split_paths(spec, SUFFIX)
     arrow, parquet = _import_library()
+    require_file(path)
     try:
         with parquet.ParquetFile(path) as file:
             header = list(file.schema_arrow.names)
@@ -40,7 +41,9 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
                 if most is not None and reader.rows * len(reader.columns.features) >= most:
                     break
     except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read as Parquet ({error}); correct path or replace the file") from error
+        raise ConfigError(
+            f"{path}: cannot be read as Parquet ({describe_cause(error)}); correct path or replace the file"
+        ) from error
     table = reader.finish()
     if table.labels and not spec.classes and not all(label.isdigit() for label in set(table.labels)):
         raise ConfigError(

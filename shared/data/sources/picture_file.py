@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 from shared.runtime.extras import install_command
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _require_readable(picture: Image, path: Path) -> None:
     if width * height > MAX_PIXELS:
         raise ConfigError(f"{path}: is {width}x{height} pixels, more than {MAX_PIXELS} in all; make it smaller")
     if picture.mode not in EIGHT_BIT:
-        raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
+        raise ConfigError(
+            f"{path}: has pixels of more than 8 bits (mode {picture.mode}); convert it to 8 bits a channel"
+        )
 
 
 def decode(path: Path, mode: Mode | None, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
@@ -111,6 +113,8 @@ def decode_mask(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.u
     with _open_complete(path) as picture:
         if picture.mode not in INDEXED:
             raise ConfigError(f"{path}: a mask of mode {picture.mode}; save classes as grey values or a palette")
+        if picture.format == "JPEG":
+            raise ConfigError(f"{path}: a mask in JPEG, which changes the classes of pixels; save it as PNG")
         turned = _turn(picture, _read_orientation(picture))
         return np.asarray(turned if size is None else turned.resize(size[::-1], NEAREST)).astype(np.uint8)
 
@@ -125,7 +129,7 @@ def _open_complete(path: Path) -> Iterator[Image]:
         with _open_picture(io.BytesIO(data), path) as picture:
             yield picture
     except DAMAGE as error:
-        raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
+        raise ConfigError(f"{path}: damaged picture ({describe_cause(error)}); replace or remove it") from error
 
 
 def _open_picture(file: Path | io.BytesIO, path: Path) -> Image:
@@ -137,7 +141,9 @@ def _open_picture(file: Path | io.BytesIO, path: Path) -> Image:
             picture: Image = library.open(file, formats=FORMATS)
             return picture
     except (*DAMAGE, library.DecompressionBombError) as error:
-        cause = "it is empty" if path.exists() and not path.stat().st_size else error
+        cause = describe_cause(error)
+        if isinstance(error, library.UnidentifiedImageError):
+            cause = "it is empty" if path.exists() and not path.stat().st_size else "its format is unknown"
         raise ConfigError(f"{path}: not a picture that Pillow can read ({cause}); replace or remove it") from error
 
 

@@ -17,6 +17,7 @@ from shared.data.sources.arrays import Arrays, ReadPart, is_finite, select_held_
 from shared.data.sources.plugin import read_plugin
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.protocol.messages import MAX_CLASSES
 from shared.registry import Registry, find
 from shared.runtime.memory import require_room
 
@@ -168,8 +169,12 @@ def _require_sound(examples: Arrays, spec: Data, place: str) -> None:
     elif spec.reads_labels:
         if (lowest := int(labels.min())) < 0:
             raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
+        if (highest := int(labels.max())) >= MAX_CLASSES:
+            raise ConfigError(
+                f"{place}: holds a label above {MAX_CLASSES - 1}, the highest class; number the classes from 0"
+            )
         if spec.classes:
-            require_number(int(labels.max()), spec.classes, Path(place))
+            require_number(highest, spec.classes, Path(place))
     _require_finite(examples.inputs, "", place)
 
 

@@ -11,8 +11,13 @@ from typing import Any
 from shared.data.name_text import normalise_name
 from shared.data.sources.columns import find_columns
 from shared.data.spec import Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, describe_cause
 
+REMEDIES = {
+    "locked": "another program writes to it: let it use PRAGMA journal_mode = WAL, or read a copy",
+    "malformed": "restore a copy, or save what is left by sqlite3 FILE .recover",
+}
+"""Remedy by a word of the cause."""
 BATCH_ROWS = 1 << 14
 MAX_LISTED = 12
 
@@ -31,7 +36,9 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True)) as database:
             yield database
     except sqlite3.Error as error:
-        raise ConfigError(f"{path}: cannot be read as SQLite ({error}); correct path, table or the file") from error
+        cause = describe_cause(error)
+        remedy = next((remedy for word, remedy in REMEDIES.items() if word in cause), "correct path, table or the file")
+        raise ConfigError(f"{path}: cannot be read as SQLite ({cause}); {remedy}") from error
 
 
 def find_table(database: sqlite3.Connection, path: Path, spec: Data) -> str:
@@ -46,6 +53,8 @@ def find_table(database: sqlite3.Connection, path: Path, spec: Data) -> str:
         if spec.table not in names:
             raise ConfigError(f"{path}: has no table {spec.table!r}, only {_format(names)}; correct data.table")
         return spec.table
+    if not names:
+        raise ConfigError(f"{path}: has no table; correct path")
     if len(names) != 1:
         raise ConfigError(f"{path}: has {len(names)} tables: {_format(names)}; name one by data.table")
     return names[0]

@@ -80,7 +80,7 @@ def require_order(
         row, before = order[place + 1], order[place]
         raise ConfigError(
             f"{path}: line {lines[row]}: column {spec.time_column!r} is earlier than in line {lines[before]}; sort the "
-            "rows by time, or name the column of their producer by client_column"
+            "rows by time, name the column of their producer by client_column, or write local times with their zone"
         )
 
 
@@ -118,7 +118,7 @@ def cut_windows(
         )
     within = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     starts = np.repeat(begins, numbers) + within * spec.window.stride
-    notes = (f"{gaps} gaps in the time column: no window spans one",) if gaps else ()
+    notes = (f"gaps in the time column: {gaps}; no window spans one",) if gaps else ()
     windows = TimeWindows(spec.window, order, starts, path, notes=notes)
     return _identify(windows, clients, seconds, spec) if spec.is_held_out_by_hash else windows
 

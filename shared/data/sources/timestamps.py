@@ -16,6 +16,8 @@ from shared.errors import ConfigError
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?")
 MICROSECONDS = 1e6
+MAX_SECONDS = 1e11
+"""In the year 5138."""
 
 
 def parse_times(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path: Path) -> NDArray[np.float64]:
@@ -29,6 +31,16 @@ def parse_times(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path
     """
     if not texts:
         return np.empty(0)
+    seconds = _parse_all(texts, lines, spec, path)
+    if (latest := float(seconds.max())) > MAX_SECONDS:
+        raise ConfigError(
+            f"{path}: column {spec.time_column!r} holds {latest:.0f}, which is not a number of seconds since 1970 but "
+            "perhaps of milliseconds; divide it by 1000"
+        )
+    return seconds
+
+
+def _parse_all(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path: Path) -> NDArray[np.float64]:
     if spec.time_format:
         return _parse_each(texts, lines, spec, path)
     try:
@@ -48,10 +60,15 @@ def _require_finite(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_each(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path: Path) -> NDArray[np.float64]:
-    seconds = np.empty(len(texts))
+    seconds, zones = np.empty(len(texts)), dict[bool, int]()
     for row, text in enumerate(texts):
         try:
-            seconds[row] = _parse(text, spec.time_format or "")
+            if _NUMBER.fullmatch(text) and not spec.time_format:
+                seconds[row] = _require_finite(np.float64(text).reshape(1))[0]
+                continue
+            time = _parse(text, spec.time_format or "")
+            zones.setdefault(time.tzinfo is not None, row)
+            seconds[row] = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
         except (ValueError, OverflowError) as error:
             expected = f"of the format {spec.time_format!r}" if spec.time_format else "ISO 8601 or a number of seconds"
             remedy = "correct it or time_format" if spec.time_format else "correct it, or set time_format"
@@ -59,14 +76,15 @@ def _parse_each(texts: Sequence[str], lines: NDArray[np.int64], spec: Data, path
                 f"{path}: line {lines[row]}, column {spec.time_column!r}: {text[:40]!r} is not a time, {expected}; "
                 f"{remedy}"
             ) from error
+    if len(zones) > 1:
+        raise ConfigError(
+            f"{path}: column {spec.time_column!r} has a zone in line {lines[zones[True]]} and none in line "
+            f"{lines[zones[False]]}; write it in all lines or in none, which means UTC"
+        )
     return seconds
 
 
-def _parse(text: str, time_format: str) -> float:
+def _parse(text: str, time_format: str) -> datetime:
     if time_format:
-        time = datetime.strptime(text, time_format)  # noqa: DTZ007 - the zone is set below
-    elif _NUMBER.fullmatch(text):
-        return float(_require_finite(np.float64(text).reshape(1))[0])
-    else:
-        time = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
-    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+        return datetime.strptime(text, time_format)  # noqa: DTZ007 - the caller sets the zone
+    return datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)

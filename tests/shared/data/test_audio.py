@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 
 import numpy as np
@@ -100,13 +101,30 @@ def test_other_rates_are_refused_or_resampled(tmp_path, refused):
 def test_damaged_and_empty_files(tmp_path, refused):
     path = tmp_path / "a" / "1.wav"
     path.parent.mkdir()
-    for content in (b"", b"RIFF" + bytes(40)):
+    write(path, tone(500))
+    whole = path.read_bytes()
+    rate = whole[:24] + struct.pack("<I", (1 << 31) - 1) + whole[28:]
+    for content in (b"", b"RIFF" + bytes(40), whole[: len(whole) // 2], whole[:-2]):
         path.write_bytes(content)
         assert names_all(refused(source="audio", path=str(tmp_path)), path, "damaged")
+    path.write_bytes(rate)
+    assert names_all(refused(source="audio", path=str(tmp_path), mel=Mel(resample=True)), path, "no sound")
     write(path, np.zeros(0))
-    assert names_all(refused(source="audio", path=str(tmp_path)), path)
+    assert names_all(refused(source="audio", path=str(tmp_path)), path, "no sound")
+    for value in (np.nan, -np.inf, 1e30):
+        soundfile.write(path, np.array([0.1, value], dtype=np.float32), RATE, subtype="FLOAT")
+        assert names_all(refused(source="audio", path=str(tmp_path)), path, "NaN", "infinite")
     path.rename(path.with_suffix(".mp3"))
     assert names_all(refused(source="audio", path=str(tmp_path)), tmp_path, ".mp3", ".flac, .ogg, .wav")
+
+
+@pytest.mark.parametrize("length", [0, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_sound_written_to_a_pipe_has_no_length(tmp_path, length):
+    path = tmp_path / "a" / "1.wav"
+    write(path, tone(500))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + struct.pack("<I", length) + whole[8:40] + b"\xff" * 4 + whole[44:])
+    assert len(load(Data(source="audio", path=str(tmp_path)))) == 1
 
 
 def test_files_that_are_being_written_are_left_for_later(tmp_path):

@@ -90,8 +90,15 @@ def test_tables_are_chosen_by_name(tmp_path, refused):
     assert names_all(refused(**keys), path, "air quality", "other", "data.table")
     assert names_all(refused(**keys, table="third"), "'third'", "air quality", "other")
     assert len(load(Data(**keys, table="air quality"))) == len(ROWS)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        assert names_all(refused(**keys), path, "locked", "WAL")
+    path.write_bytes(path.read_bytes()[:4096] + bytes(4096))
+    assert names_all(refused(**keys, table="other"), path, "malformed", "recover")
     path.write_bytes(b"SQLite format 3\0" + bytes(100))
     assert names_all(refused(**keys), path)
+    path.write_bytes(b"")
+    assert names_all(refused(**keys), path, "no table")
     assert names_all(refused(**{**keys, "path": str(tmp_path / "none.db")}), tmp_path / "none.db")
 
 

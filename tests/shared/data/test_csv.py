@@ -60,7 +60,10 @@ def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
         (b"label\n1\n", []),
         (b"class,a\n1,2\n", ["'label'", "class, a", "label_column"]),
         (b"label,a,a\n1,2,3\n", ["'a'"]),
-        (b"label,a\n1,2\n1,2,3\n", ["line 3", 3, 2]),
+        (b"label,a\n1,2\n1,2,3\n", ["line 3", 3, 2, "','"]),
+        (b"label,a\n1,2\n\0\0\0\n", ["line 3", "zero bytes"]),
+        (b"Label,a\n1,2\n", ["'label'", "'Label'?"]),
+        (b"1,2\n3,4\n", ["'label'", "the names of the columns"]),
         (b"label,a\n1,2\n1,two\n", ["line 3", "'a'", "'two'"]),
         (b"label,a\n1,2\n\n1,\n", ["line 4", "'a'"]),
         (b"label,a\n1,nan\n", ["'a'", "'nan'"]),
@@ -78,6 +81,9 @@ def test_bad_tables(path, refused, content, named):
 
 
 def test_bad_paths_and_columns(path, refused):
+    os.mkfifo(path)
+    assert names_all(refused(source="csv", path=str(path)), path, "is not a file")
+    path.unlink()
     assert names_all(refused(source="csv", path=str(path)), path, os.strerror(errno.ENOENT))
     path.write_text("label,a\n1,2\n")
     assert names_all(refused(source="csv", path=str(path), split="test"), path, "test.csv", "evaluation.on_device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -62,6 +63,16 @@ def test_pictures_that_do_not_fit(tmp_path, refused):
     assert names_all(message, tmp_path / "b/2.png", "5x2", "4x2", "1.png")
     draw(tmp_path / "b" / "2.png", 1, mode="I;16")
     assert names_all(refused(source="folder", path=str(tmp_path)), tmp_path / "b/2.png", "I;16")
+
+
+def test_loops_and_pipes_do_not_stop_a_reader(tmp_path, refused):
+    draw(tmp_path / "a" / "1.png", 1)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "a" / "2.png")
+    assert len(load(Data(source="folder", path=str(tmp_path)))) == 1
+    (tmp_path / "a" / "3.png").symlink_to(tmp_path / "a" / "3.png")
+    assert names_all(refused(source="folder", path=str(tmp_path)), tmp_path / "a/3.png", os.strerror(errno.ELOOP))
 
 
 def test_damaged_pictures(tmp_path, refused):

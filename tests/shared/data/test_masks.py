@@ -74,11 +74,18 @@ def test_black_and_white_masks_are_two_classes(tmp_path):
 def test_masks_that_do_not_fit(tmp_path, refused):
     keys = {"source": "folder", "path": str(tmp_path), "masks": "masks"}
     save(tmp_path / "1.png", half(4, 2, 9))
+    assert names_all(refused(**keys), tmp_path / "masks", "data.masks")
+    (tmp_path / "masks").mkdir()
     assert names_all(refused(**keys), tmp_path / "masks", "1.png")
     save(tmp_path / "masks" / "1.png", half(6, 2, 1))
-    assert names_all(refused(**keys), tmp_path / "masks/1.png", "6x2", "4x2")
+    for size in (None, (8, 8)):
+        sized = keys | ({"size": size} if size else {})
+        assert names_all(refused(**sized), tmp_path / "masks/1.png", "6x2", "4x2")
     save(tmp_path / "masks" / "1.png", np.zeros((2, 4, 3)))
     assert names_all(refused(**keys), tmp_path / "masks/1.png", "RGB")
+    (tmp_path / "masks" / "1.png").unlink()
+    save(tmp_path / "masks" / "1.jpg", half(4, 2, 1))
+    assert names_all(refused(**keys), tmp_path / "masks/1.jpg", "JPEG", "PNG")
     with pytest.raises(ValueError, match=naming("augment", "masks")):
         Data(**keys, augment="crop-flip")
 

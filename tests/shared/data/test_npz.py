@@ -58,7 +58,9 @@ def test_bytes_are_pictures(path, shape, expected):
     ("arrays", "named"),
     [
         ({"x": X, "y": Y[:3]}, ["4 x", "3 y"]),
-        ({"x": X, "y": Y / 2}, ["y", "float64"]),
+        ({"x": X, "y": Y / 2}, ["y", "float64", "data.targets"]),
+        ({"x": X, "y": Y + 10**12}, [4095]),
+        ({"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}, [4095]),
         ({"x": X, "y": np.eye(4, dtype=int)}, ["y", "(4, 4)"]),
         ({"x": X, "y": Y - 1}, ["label -1"]),
         ({"x": X[:, 0], "y": Y}, ["x", "(4,)"]),

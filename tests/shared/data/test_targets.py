@@ -122,6 +122,10 @@ def test_unordered_times_and_empty_windows_are_refused(path, refused):
     assert names_all(message, path, "4 rows", "2 after it", "5 rows", "window.length")
     path.write_text(HOURS + "yesterday,1,2,3\n")
     assert names_all(refused(**keys), path, "line 2", "'yesterday'", "time_format")
+    path.write_text(HOURS + "1700000000000,1,2,3\n1700000001000,1,2,3\n")
+    assert names_all(refused(**keys), path, "milliseconds", "'time'")
+    path.write_text(HOURS + "2024-01-01T00:00+01:00,1,2,3\n2024-01-01T01:00,1,2,3\n")
+    assert names_all(refused(**keys), path, "line 2", "line 3", "zone")
 
 
 @pytest.mark.parametrize(
