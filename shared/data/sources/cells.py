@@ -96,10 +96,10 @@ class CellReader:
             return ConfigError(
                 f'{self.path}: row {row}, {what} {name!r}: empty; fill it in, or set drop_missing = [""]'
             )
-        shown = repr(cell) if isinstance(cell, str | bytes) else str(cell)
+        text = repr(cell) if isinstance(cell, str | bytes) else str(cell)
         remedy = "a class goes to label_column" if what == "target column" else "leave the column out by skip_columns"
         return ConfigError(
-            f"{self.path}: row {row}, {what} {name!r}: {shown:.60} is not a finite number; correct it, or {remedy}"
+            f"{self.path}: row {row}, {what} {name!r}: {text:.60} is not a finite number; correct it, or {remedy}"
         )
 
     def finish(self) -> TableRows:

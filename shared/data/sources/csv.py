@@ -185,15 +185,15 @@ def _find_incomplete(text: str, lines: Sequence[str], plain: _Plain) -> list[int
     codes, missing = np.frombuffer(f"\n{text}\n".encode(), dtype=np.uint8), plain.missing
     (separator_code,) = plain.separator.encode("ascii")
     is_edge = (codes - _VISIBLE[0] > _VISIBLE[1] - _VISIBLE[0]) | (codes == separator_code)
-    found = np.zeros(len(codes), dtype=np.bool_)
+    is_candidate = np.zeros(len(codes), dtype=np.bool_)
     for pattern in map(str.encode, missing):
         count = max(0, len(codes) - len(pattern) - 1)
         is_match = is_edge[:count] & is_edge[len(codes) - count :]
         for place, code in enumerate(pattern, 1):
             is_match &= codes[place : place + count] == code
-        found[:count] |= is_match
+        is_candidate[:count] |= is_match
     ends = np.flatnonzero(codes == ord("\n"))
-    candidates = np.unique(np.searchsorted(ends, np.flatnonzero(found), side="right") - 1).tolist()
+    candidates = np.unique(np.searchsorted(ends, np.flatnonzero(is_candidate), side="right") - 1).tolist()
     separator, numbers = plain.separator, plain.columns.numbers
     incomplete = list[int]()
     for at in candidates:

@@ -17,7 +17,7 @@ REMEDIES = {
     "locked": "another program writes to it: let it use PRAGMA journal_mode = WAL, or read a copy",
     "malformed": "restore a copy, or save what is left by sqlite3 FILE .recover",
 }
-"""Remedy by a word of the cause."""
+"""Remedy by a phrase of the cause."""
 BATCH_ROWS = 1 << 14
 MAX_LISTED = 12
 
@@ -37,7 +37,9 @@ def open_database(path: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.Error as error:
         cause = describe_cause(error)
-        remedy = next((remedy for word, remedy in REMEDIES.items() if word in cause), "correct path, table or the file")
+        remedy = next(
+            (remedy for phrase, remedy in REMEDIES.items() if phrase in cause), "correct path, table or the file"
+        )
         raise ConfigError(f"{path}: cannot be read as SQLite ({cause}); {remedy}") from error
 
 
