@@ -57,9 +57,13 @@ def require_same(expected: Sequence[PluginVersion], registries: Iterable[Registr
         if registry := by_kind.get(plugin.kind):
             for present in identify([(registry, plugin.name)]):
                 if present.digest != plugin.digest:
+                    is_edited = plugin.version and present.version == plugin.version
+                    remedy = (
+                        "raise its version, and publish or install that" if is_edited else "install the same version"
+                    )
                     raise ConfigError(
                         f"device {device}: {plugin.kind} {plugin.name!r} is {_format(present)} here, but "
-                        f"{_format(plugin)} on the server; install the same version on both"
+                        f"{_format(plugin)} on the server; {remedy} on both"
                     )
 
 

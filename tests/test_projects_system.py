@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess  # noqa: TID251 - the system is processes
@@ -18,15 +19,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from device_agent import __main__ as agent_command
 from device_agent.inference.store import BoardStore
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.projects import project_wheel
-from edge_server.gateway.packages.store import read_index
+from edge_server.gateway.packages.store import edit_index, read_index, write_index
+from edge_server.gateway.site_folder import SiteFolder
 from edge_server.journal.records import AnyRecord, LeftOut, RunOpened, closed_rounds
 from edge_server.journal.sqlite import read_records
+from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
 from tests.edge_server.processes import ROOT, Ended, captured, final, folder_of, started, until
 from tests.edge_server.textbook import require_equal
@@ -372,3 +376,46 @@ def test_a_killed_installer_leaves_the_earlier_version_or_the_new_one(site):
     done = install(state, "0.3.0")
     assert (done.returncode, names_all(done.stderr, "SHA-256")) == (2, True)
     assert "0.3.0" not in site.installed("board-1")
+
+
+def test_what_no_board_may_install_is_refused(site, disk):
+    """Manifests that were changed or signed elsewhere, a full disk, a second installer, and a revoked board."""
+    site.join("board-1")
+    state = site.folder / "board-1" / "state"
+
+    def refusal(version: str, *named: str, code: int = 2, state: Path = state) -> None:
+        done = install(state, version)
+        assert (done.returncode, names_all(done.stderr, *named)) == (code, True), done.stderr
+        assert "Traceback" not in done.stderr
+        home = state / "projects" / "air"
+        assert [path.name for path in home.iterdir() if path.name not in ("lock", "0.1.0")] == []
+
+    site.publish()
+    assert install(state, "0.1.0").returncode == 0
+    folder = site.site.folder
+    [signed] = read_index(folder.path).projects
+    other = SiteFolder(site.folder / "other")
+    initialise(other, SiteSettings("cellar", ("127.0.0.1",)), now())
+    site.set_version("0.3.0")
+    site.typed("project", "publish", site.project, "--folder", other.path)
+    [foreign] = read_index(other.path).projects
+    changed = msgspec.structs.replace(signed, manifest=signed.manifest.replace(b"0.1.0", b"0.2.0"))
+    borrowed = msgspec.structs.replace(foreign, certificates=signed.certificates)
+    with edit_index(folder) as index:
+        write_index(folder, msgspec.structs.replace(index, projects=(signed, changed, foreign)))
+    refusal("0.2.0", "changed")
+    refusal("0.3.0", "root")
+    with edit_index(folder) as index:
+        write_index(folder, msgspec.structs.replace(index, projects=(signed, borrowed)))
+    refusal("0.3.0", "changed")
+    with edit_index(folder) as index:
+        write_index(folder, msgspec.structs.replace(index, projects=(signed,)))
+
+    site.set_version("0.4.0")
+    site.publish()
+    shutil.copytree(state, disk.path / "state", ignore=shutil.ignore_patterns("projects"))
+    refusal("0.4.0", "MiB", "free some space", state=disk.path / "state")
+    with hold_lock(state / "projects" / "air"):
+        refusal("0.4.0", "in use", code=1)
+    site.typed("revoke", "board-1", "--folder", folder.path)
+    refusal("0.4.0", "roof", "revoked")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from device_agent.projects.provide import FOLDER, USED, VARIABLE, find_used_version
 from shared import registry
+
+log = logging.getLogger(__name__)
 
 INSTALLED = "FIELDFLEET_INSTALLED"
 """Environment variable of child processes: a folder for each listed project, of the version to use."""
@@ -45,5 +49,17 @@ def adopt_plugins(projects: Mapping[str, str] | None = None) -> None:
     folders = {folder.parent.name: folder for folder in listed}
     for name, folder in (folders | {name: Path(other) for name, other in (projects or {}).items()}).items():
         if folder.is_dir():
-            registry.allow_package(name)
-            sys.path.append(str(folder.resolve()))
+            add_project(name, folder.resolve())
+
+
+def add_project(name: str, folder: Path) -> None:
+    """Make a project's code importable, last, so that it hides no module of this board; allow all of its plugins.
+
+    A package that the board itself has under the project's name is not allowed instead.
+    """
+    sys.path.append(str(folder))
+    spec = PathFinder.find_spec(name)
+    if spec and spec.origin and Path(spec.origin).is_relative_to(folder):
+        registry.allow_package(name)
+    else:
+        log.warning("project %s is not used: this board has another module %s, %s", name, name, spec and spec.origin)

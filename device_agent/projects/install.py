@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from device_agent.identity import credentials
@@ -17,11 +18,12 @@ from device_agent.identity.credentials import CA, CERTIFICATE, KEY, Membership
 from device_agent.projects.provide import EXIT_REFUSED, FOLDER, NO_CERTIFICATES
 from device_agent.upgrade.trusted_roots import find_root
 from device_agent.upgrade.versions import Versions
-from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
+from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.projects.manifest import ProjectManifest, verify_project
 from shared.projects.wheel import read_wheel
 from shared.protocol.packages import MOST_SIGNED, decode_signed_manifest
-from shared.runtime.folder_lock import hold_lock
+from shared.runtime.folder_lock import FolderLock
+from shared.runtime.processes import die_with_parent
 from shared.runtime.support.fetch import download, read_url
 from shared.runtime.support.table import Wheel
 
@@ -33,6 +35,7 @@ PRIVATE_FOLDER = 0o700
 
 def main(arguments: Sequence[str]) -> int:
     """Install a version; return 0, `EXIT_REFUSED`, or `EXIT_LATER` if another attempt may succeed."""
+    die_with_parent()
     state_dir, name, version, *retained = arguments
     try:
         install(Path(state_dir), name, version, retained)
@@ -52,10 +55,10 @@ def install(state_dir: Path, name: str, version: str, retained: Sequence[str] = 
         retained: Further versions that stay installed.
 
     Raises:
-        ConfigError: The board has not joined a site, the gateway does not offer the version, or another installer runs.
+        ConfigError: The board has not joined a site, or the gateway does not offer the version.
         CorruptFile: The wheel is damaged or has unexpected content.
         WireError: The manifest is not signed by this board's site, or is of another project.
-        Unreachable: The gateway does not answer.
+        Unreachable: The gateway does not answer, or another installer runs.
         Unwritable: The disk is full or read-only.
     """
     identity = state_dir / credentials.FOLDER / credentials.CURRENT
@@ -64,16 +67,31 @@ def install(state_dir: Path, name: str, version: str, retained: Sequence[str] = 
         raise ConfigError(NO_CERTIFICATES)
     home = state_dir / FOLDER / name
     home.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    with hold_lock(home):
+    with _hold_lock(home):
         versions = Versions(home)
         if versions.is_installed(version):
             return
         manifest = _fetch_manifest(identity, membership, name, version)
+        versions.require_room(manifest.size)
         wheel = _fetch_wheel(identity, membership, manifest, home)
         entries = read_wheel(wheel, name, version)
         versions.require_room(sum(len(entry.content) for entry in entries))
         versions.install(version, manifest.sha256, entries)
         versions.remove_unused([version, *retained, *_newest(home)])
+
+
+@contextmanager
+def _hold_lock(home: Path) -> Iterator[None]:
+    """Hold the lock of a project's folder; an installer that an earlier agent started may still run."""
+    lock = FolderLock(home)
+    try:
+        lock.take()
+    except ConfigError as error:
+        raise Unreachable(str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _newest(home: Path) -> list[str]:
@@ -87,7 +105,8 @@ def _fetch_manifest(identity: Path, membership: Membership, name: str, version: 
     data = read_url(_address(membership, f"{name}/{version}.json"), MOST_SIGNED, *_credentials(identity))
     if data is None:
         raise ConfigError(
-            f"the gateway of site {membership.site} does not offer it; run `edge-server project publish` there"
+            f"the gateway of site {membership.site} does not offer it to this board; run `edge-server project publish` "
+            "there, or enrol the board again if it was revoked"
         )
     manifest = verify_project(decode_signed_manifest(data), root)
     if (manifest.name, manifest.version, manifest.site) != (name, version, membership.site):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
+from device_agent.projects.environment import add_project
 from device_agent.trainer.interface import Job
 from device_agent.trainer.pipe_messages import (
     HEAD_BYTES,
@@ -184,8 +185,7 @@ def main() -> None:
     _limit_cpu_use(options.nice, options.cpus)
     registry.allow(options.plugins)
     for name, folder in options.project:
-        registry.allow_package(name)
-        sys.path.append(folder)  # last, so that it hides no module of this board
+        add_project(name, Path(folder))
     log_phase(logger, "importing", pid=os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):

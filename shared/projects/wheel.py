@@ -1,7 +1,8 @@
 """Write reproducible wheels of projects; read them with every entry checked.
 
 A wheel holds pure Python: the project's package and its metadata, `NAME-VERSION.dist-info`. An archive with anything
-else, with a path out of its folders, with links, or that unpacks to more than `MOST_UNPACKED`, is refused as a whole.
+else, with a path out of its folders, with links, compiled code or the metadata of another distribution, or that unpacks
+to more than `MOST_UNPACKED`, is refused as a whole.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import hashlib
 import io
 import stat
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,8 @@ from shared.errors import CorruptFile
 from shared.runtime.support.deb_file import PackedEntry
 
 MOST_UNPACKED, MOST_ENTRIES, MOST_PATH = 64 << 20, 4096, 240
+COMPILED = (".pyc", ".pyo", ".so", ".pyd")
+"""Endings of code that Python would run in place of the sources, by whose digest servers and boards are compared."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of every entry, so that equal files make equal wheels."""
 PLAIN_FILE = 0o100644
@@ -76,7 +80,9 @@ def read_wheel(data: bytes, name: str, version: str) -> list[PackedEntry]:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return list(_with_folders(list(_read_entries(archive, name, version))))
+            files = list(_read_entries(archive, name, version))
+        _require_metadata(files, name, version)
+        return list(_with_folders(files))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise CorruptFile(f"the archive of project {name} is damaged: {error}") from error
 
@@ -88,9 +94,10 @@ def _read_entries(archive: zipfile.ZipFile, name: str, version: str) -> Iterator
     for entry in entries:
         path = entry.orig_filename  # `filename` ends at a NUL
         _check_path(path, name, roots)
-        if path.lower() in paths:
+        folded = unicodedata.normalize("NFC", path).casefold()
+        if folded in paths:
             raise _refusal(name, f"{path[:MOST_PATH]!r} is there twice")
-        paths.add(path.lower())
+        paths.add(folded)
         mode = entry.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             raise _refusal(name, f"{path!r} is no plain file")
@@ -106,11 +113,24 @@ def _read_entries(archive: zipfile.ZipFile, name: str, version: str) -> Iterator
 
 def _check_path(path: str, name: str, roots: tuple[str, str]) -> None:
     parts = path.split("/")
-    is_plain = len(path) <= MOST_PATH and path.isprintable() and not {"\\", ":"} & set(path)
+    is_plain = path.isprintable() and not {"\\", ":"} & set(path) and len(path.encode()) <= MOST_PATH
     if not is_plain or any(part in ("", ".", "..") for part in parts):
         raise _refusal(name, f"{path[:MOST_PATH]!r} is no path in it")
     if len(parts) == 1 or parts[0] not in roots:
         raise _refusal(name, f"{path!r} is outside {' and '.join(roots)}")
+    if path.endswith(COMPILED):
+        raise _refusal(name, f"{path!r} is compiled code; projects are Python sources")
+
+
+def _require_metadata(files: list[PackedEntry], name: str, version: str) -> None:
+    """Refuse a wheel without its package, or that would be found as another distribution."""
+    content = {file.path: file.content for file in files}
+    lines = content.get(f"{info_folder(name, version)}/METADATA", b"").splitlines()
+    identity = [line.decode(errors="replace") for line in lines if line.lower().startswith((b"name:", b"version:"))]
+    if sorted(identity) != [f"Name: {name}", f"Version: {version}"]:
+        raise _refusal(name, f"its METADATA is not that of {name} {version}")
+    if f"{name}/__init__.py" not in content:
+        raise _refusal(name, f"{name}/__init__.py is missing")
 
 
 def _refusal(name: str, problem: str) -> CorruptFile:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgspec
@@ -121,15 +122,36 @@ def _require_entry_points(entry_points: Mapping[str, Mapping[str, str]], package
 
 
 def activate(project: WorkingFolder) -> None:
-    """Make a project's code importable here and in child processes, and allow all of its plugins."""
+    """Make a project's code importable here and in child processes, and allow all of its plugins.
+
+    Raises:
+        ConfigError: Python finds another package of that name.
+    """
     folder = str(project.folder)
+    replaced = str(_active[project.name].folder) if project.name in _active else folder
+    sys.path[:] = [entry for entry in sys.path if entry not in (replaced, folder)]
+    sys.path.append(folder)  # last, so that its files hide no module of this machine
+    _require_own_package(project)
     _active[project.name] = project
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     registry.allow_package(project.name, project.version, project.entry_points)
-    folders = os.environ.get(VARIABLE, "").split(os.pathsep)
-    if folder not in folders:
-        os.environ[VARIABLE] = os.pathsep.join(filter(None, [*folders, folder]))
+    others = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path not in ("", replaced, folder)]
+    os.environ[VARIABLE] = os.pathsep.join([*others, folder])
+
+
+def _require_own_package(project: WorkingFolder) -> None:
+    """Refuse a project whose name leads to other code in this process.
+
+    Raises:
+        ConfigError: It does.
+    """
+    imported = sys.modules.get(project.name)
+    spec = imported.__spec__ if imported else PathFinder.find_spec(project.name)
+    if spec is None or not spec.origin or not Path(spec.origin).is_relative_to(project.folder):
+        place = spec.origin if spec else "nowhere"
+        raise ConfigError(
+            f"project {project.name!r} of {project.folder}: Python imports {place} instead; start another process, or "
+            "give the project another name"
+        )
 
 
 def activate_found(*folders: Path) -> None:

@@ -308,9 +308,9 @@ def serve_enrolment(options: argparse.Namespace) -> int:
 
 
 async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
-    service = EnrolmentService(
-        site.registrar(), lambda: service_context(*site.pair()), packages=PackageCatalogue(site.folder)
-    )
+    registrar = site.registrar()
+    packages = PackageCatalogue(site.folder, registrar.is_board)
+    service = EnrolmentService(registrar, lambda: service_context(*site.pair()), packages=packages)
     service.context()  # report faults before serving
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

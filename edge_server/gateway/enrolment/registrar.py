@@ -246,6 +246,11 @@ class Registrar:
             raise _RequestRefused("approval")
         return self._reissue(public, holder)
 
+    def is_board(self, certificate: bytes) -> bool:
+        """Check that a client certificate (DER) is that of a device that has not been revoked."""
+        holder = self.find_holder(_digest(public_key_of(certificate)))
+        return holder is not None and not holder.revoked
+
     def _holder(self, public: bytes) -> Holder:
         holder = self.find_holder(_digest(public))
         if holder is None or holder.revoked:

@@ -89,9 +89,14 @@ def install_script() -> bytes:
 
 @dataclass
 class PackageCatalogue:
-    """Files of a site for its boards; the index is read again when it has changed."""
+    """Files of a site for its boards; the index is read again when it has changed.
+
+    Attributes:
+        is_board: Return whether a client certificate (DER) is that of a board with rights; only boards have projects.
+    """
 
     site: Path
+    is_board: Callable[[bytes], bool] = lambda _certificate: False
     _seen: tuple[int, ...] = ()
     _index: PackageIndex = field(default_factory=PackageIndex)
 
@@ -131,8 +136,8 @@ class PackageCatalogue:
         return self._index
 
     def _project_file(self, index: PackageIndex, name: str, request: Request) -> Answer | Download:
-        """Return a project's signed manifest or wheel, for boards with a certificate of the site alone."""
-        if not request.peer:
+        """Return a project's signed manifest or wheel, for boards of the site alone."""
+        if not request.peer or not self.is_board(request.peer):
             return refusal("malformed", status=403)
         for signed, manifest in zip(index.projects, index.project_manifests(), strict=True):
             if name == f"{manifest.name}/{manifest.version}.json":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from device_agent.commands.diagnosis.data_check import check_examples
-from device_agent.projects.environment import INSTALLED, export_plugins
+from device_agent.projects.environment import INSTALLED, add_project, export_plugins
 from shared import registry
 from shared.data.spec import Data
 from tests.naming import names_all
@@ -45,3 +47,13 @@ def test_a_check_of_the_data_reads_by_the_project_that_a_task_used_last(tmp_path
     (tmp_path / "projects" / "air" / "current").symlink_to("0.1.0")
     [check] = check_examples(data, 0)
     assert (check.state, names_all(check.finding, "4 examples")) == ("ok", True)
+
+
+def test_a_project_with_the_name_of_an_installed_package_allows_nothing_of_that(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
+    add_project("numpy", tmp_path)
+    assert names_all(caplog.text, "numpy", "not used")
+    assert not registry.is_allowed(registry.Plugin("numpy", "load"), "numpy:load")
+    assert sys.path[-1] == str(tmp_path)

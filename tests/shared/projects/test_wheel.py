@@ -60,10 +60,11 @@ def test_what_is_written_is_read_after_its_folders():
             "air",
             "air/",
         ),
-        *("air/\x00x.py", "air/a\nb.py", f"air/{'a' * 300}.py"),
+        *("air/\x00x.py", "air/a\nb.py", f"air/{'a' * 300}.py", f"air/{'ä' * 130}.py", "air/\u202ex.py"),
+        *("air/x.cpython-311-x86_64-linux-gnu.so", "air/__pycache__/x.cpython-311.pyc", "air/x.pyc"),
     ],
 )
-def test_a_path_out_of_its_own_folders_is_refused(path):
+def test_a_path_out_of_its_own_folders_and_compiled_code_are_refused(path):
     data = archive(("air/__init__.py", b""), (path.replace("\x00", "X"), b""))
     assert "air" in refusal(data.replace(b"air/Xx.py", b"air/\x00x.py"))
 
@@ -74,7 +75,28 @@ def test_links_and_devices_are_refused(mode):
 
 
 def test_two_files_of_one_name_are_refused(recwarn):
-    assert "twice" in refusal(archive(("air/x.py", b"1"), ("air/X.py", b"2")))
+    for first, second in (("x", "X"), ("straße", "STRASSE"), ("é", "e\u0301")):
+        assert "twice" in refusal(archive((f"air/{first}.py", b"1"), (f"air/{second}.py", b"2")))
+
+
+METADATA = "air-0.1.0.dist-info/METADATA"
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({METADATA: b"Name: torch\nVersion: 0.1.0\n"}, "METADATA"),
+        ({METADATA: b"Name: air\nVersion: 9.9\n"}, "METADATA"),
+        ({METADATA: b"name: torch\nName: air\nVersion: 0.1.0\n"}, "METADATA"),
+        ({"air/__init__.py": None}, "air/__init__.py"),
+        ({METADATA: None}, "METADATA"),
+    ],
+)
+def test_metadata_of_another_distribution_and_a_missing_package_are_refused(files, named):
+    """Python would find the wheel under that name and version."""
+    whole = {METADATA: b"Name: air\nVersion: 0.1.0\n", "air/__init__.py": b"", "air/x.py": b""}
+    assert read_wheel(archive(*whole.items()), "air", "0.1.0")
+    assert named in refusal(archive(*((path, data) for path, data in (whole | files).items() if data is not None)))
 
 
 def test_a_file_that_is_a_folder_too_is_refused():

@@ -143,7 +143,7 @@ def test_a_published_project_is_signed_and_served_to_boards_alone(project, made)
     assert captured(*words).code == 0
     [manifest] = read_index(made.path).project_manifests()
     assert manifest.site == "roof"
-    catalogue = PackageCatalogue(made.path)
+    catalogue = PackageCatalogue(made.path, lambda certificate: certificate == b"certificate")
     path, file = "/packages/projects/quality/0.1.0.json", f"/packages/projects/quality/{manifest.file}"
     answer = catalogue.find(Request("GET", path, peer=b"certificate"))
     assert isinstance(answer, Answer)
@@ -155,7 +155,11 @@ def test_a_published_project_is_signed_and_served_to_boards_alone(project, made)
     assert isinstance(wheel, Download)
     assert wheel.path == project_wheel(made.path, manifest)
     for asked in (path, file):
-        for request in (Request("GET", asked), Request("GET", asked + "x", peer=b"certificate")):
+        for request in (
+            Request("GET", asked),
+            Request("GET", asked, peer=b"of a revoked board"),
+            Request("GET", asked + "x", peer=b"certificate"),
+        ):
             denied = catalogue.find(request)
             assert isinstance(denied, Answer)
             assert denied.status in (403, 404)
