@@ -31,7 +31,10 @@ from shared.transfer import to_file
 log = logging.getLogger(__name__)
 
 UPDATE, PAYLOAD, STATE, OWN = "update", "payload", "state", "own"
-SPARE = ".spare"
+SPARE = ".spare-entry"
+"""The last acknowledged entry, which the next draft overwrites: that takes half as long as creating its files."""
+OLD_SPARE = ".spare"
+"""Spare payload of earlier versions."""
 DIGEST_BYTES = 16
 LIMIT_BYTES = 4096 << 20
 PRIVATE = 0o700
@@ -76,6 +79,8 @@ class Outbox:
         self._folder, self.states, self.limit = folder, states, limit
         self.own_changed: Callable[[], None] = lambda: None
         self._make_folders()
+        with suppress(OSError):
+            (folder / OLD_SPARE).unlink(missing_ok=True)
         try:
             self._promote(*self._entry_folders())
         except OSError as error:
@@ -118,7 +123,10 @@ class Outbox:
         self._promote(*self._entry_folders())
         path = self._folder / f".{_name(run, number)}"
         with explain_disk_errors(path):
-            path.mkdir()
+            try:
+                (self._folder / SPARE).rename(path)
+            except FileNotFoundError:
+                path.mkdir()
         return path
 
     def commit(self, draft: Path) -> None:
@@ -180,8 +188,10 @@ class Outbox:
             self._promote(entry.path)
             with explain_disk_errors(entry.path):
                 entry.path.rename(removed)
-                with suppress(FileNotFoundError):  # an update without parameters has no payload
-                    (removed / PAYLOAD).replace(self._folder / SPARE)
+                spare = self._folder / SPARE
+                if (removed / PAYLOAD).exists() and not spare.exists():
+                    removed.rename(spare)
+                    return
         except (OSError, WireError) as error:
             log.warning("update %s is settled but cannot be removed: %s", entry.path.name, error)
         shutil.rmtree(removed, ignore_errors=True)
@@ -253,13 +263,11 @@ def _is_private(folder: Path) -> bool:
 
 
 def open_payload(draft: Path) -> BinaryIO:
-    """Open a draft's payload for writing; the caller truncates it at the end.
+    """Open a draft's payload, which may be that of an acknowledged update; the caller truncates it at the end."""
+    return _open_to_overwrite(draft / PAYLOAD)
 
-    Reuses the file of the last acknowledged update: overwriting in place costs half of creating a file.
-    """
-    path, spare = draft / PAYLOAD, draft.parent / SPARE
-    with suppress(FileNotFoundError):
-        spare.replace(path)
+
+def _open_to_overwrite(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
 
 
@@ -271,10 +279,14 @@ def write(draft: Path, update: Update) -> None:
     """
     message = wire.encode(update)
     with explain_disk_errors(draft):
-        (draft / UPDATE).write_bytes(message + payload.digest([memoryview(message)]))
-        for file in draft.iterdir():
-            sync(file)
-        sync(draft)
+        names = {path.name for path in draft.iterdir()}
+        with _open_to_overwrite(draft / UPDATE) as file:
+            file.write(message + payload.digest([memoryview(message)]))
+            file.truncate()
+        for name in names | {UPDATE}:
+            sync(draft / name)
+        if names != {UPDATE, PAYLOAD}:  # the names of an acknowledged entry are on the disk already
+            sync(draft)
 
 
 def read(folder: Path) -> Update:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,10 @@ def sync(path: Path) -> None:
     """Flush a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.fsync(descriptor)
+        else:
+            os.fdatasync(descriptor)  # without its times, which would be a second write
     finally:
         os.close(descriptor)
 

@@ -66,8 +66,8 @@ def test_a_trainer_may_have_committed_already(reopen: Callable[[], Outbox], fill
     assert (tmp_path / "state" / "trial").read_bytes() == b"momentum"
 
 
-def test_a_removed_entry_leaves_one_spare_file(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
-    """Removing also works twice, and while other entries wait; of all payloads one file is kept to be overwritten."""
+def test_a_removed_entry_leaves_one_spare(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
+    """Removing also works twice, and while other entries wait; of all entries one is kept to be overwritten."""
     box = reopen()
     box.commit(fill(box.draft("trial", 1)))
     box.commit(fill(box.draft("trial", 2), 2))
@@ -80,18 +80,24 @@ def test_a_removed_entry_leaves_one_spare_file(reopen: Callable[[], Outbox], fil
     assert [path.name for path in (tmp_path / "outbox").iterdir()] == [outbox.SPARE]
 
 
-def test_a_payload_that_overwrites_a_longer_one_is_cut(
-    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
-) -> None:
-    """The spare file's old bytes never reach the server."""
+def test_an_entry_that_overwrites_a_longer_one_is_cut(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
+    """The spare entry's old bytes never reach the server; a spare payload of earlier versions is removed."""
+    (tmp_path / "outbox").mkdir()
+    (tmp_path / "outbox" / outbox.OLD_SPARE).write_bytes(b"x" * 1000)
     box = reopen()
-    (tmp_path / "outbox" / outbox.SPARE).write_bytes(b"x" * 1000)
     draft = box.draft("trial", 1)
+    for file, text in ((outbox.PAYLOAD, b"payload"), (outbox.UPDATE, b"update")):
+        (draft / file).write_bytes(1000 * text)
+    draft.rename(tmp_path / "outbox" / outbox.SPARE)
+    draft = box.draft("trial", 2)
     with outbox.open_payload(draft) as file:
         file.write(b"new")
         file.truncate()
+    update = Update(run="trial", round=2, device="board", params=None)
+    outbox.write(draft, update)
     assert (draft / outbox.PAYLOAD).read_bytes() == b"new"
-    assert not (tmp_path / "outbox" / outbox.SPARE).exists()
+    assert outbox.read(draft) == update
+    assert [path.name for path in (tmp_path / "outbox").iterdir()] == [draft.name]
 
 
 def test_entries_come_oldest_round_first(reopen: Callable[[], Outbox]) -> None:
