@@ -219,7 +219,7 @@ class Agent:
         self._follow("fetched")
         cost = Cost(download_s=fetched - started, bytes_down=received + also + base_bytes, idle_w=idle_w)
         cost = self.reporter.add_energy(cost, "download_joules", started, fetched)
-        job = self.settings.make_job(task, params, graph, cost, base)
+        job = self.settings.make_job(msgspec.structs.replace(task, payload=b""), params, graph, cost, base)
         self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
 

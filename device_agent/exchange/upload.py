@@ -18,7 +18,7 @@ from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Ack, Assignment, Status, Update, Want
+from shared.protocol.messages import INLINE_BYTES, PAYLOAD, Ack, Assignment, Status, Transfer, Update, Want
 from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
 from shared.runtime import backports
@@ -112,6 +112,7 @@ class Delivery:
     bucket: TokenBucket | None = field(default_factory=TokenBucket)
     _uploads: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
+    _server_knows: tuple[str, ...] = ()
     _arrivals: DeferringInbox = field(default_factory=DeferringInbox)
 
     def allow(self, assignment: Assignment) -> None:
@@ -127,7 +128,7 @@ class Delivery:
             while True:
                 entries = self.outbox.entries()
                 for entry in entries:
-                    await self._offer(entry.update)
+                    await self._offer(entry)
                 await self._serve_until_wake({self._name(entry.update): entry for entry in entries})
 
     async def _announce(self, inbox: Inbox) -> None:
@@ -136,15 +137,39 @@ class Delivery:
             self.wake.clear()
             inbox.put(WAKE_SIGNAL)
 
-    async def _offer(self, update: Update) -> None:
+    async def _offer(self, entry: Entry) -> None:
+        update = entry.update
         if update.params:  # as large a frame as this broker takes may be smaller than when the update was written
             frame_bytes = frames.largest_frame(update.params.frame_bytes, self.transport.max_payload_bytes)
             params = msgspec.structs.replace(update.params, frame_bytes=frame_bytes)
-            update = msgspec.structs.replace(update, params=params)
+            update = msgspec.structs.replace(update, params=params, payload=self._inline_payload(entry, params))
         try:
             await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
         except Unreachable as error:
             log.debug("offer waits: %s", error)
+
+    def _inline_payload(self, entry: Entry, params: Transfer) -> bytes:
+        """Return a small payload's content if the server takes it inside the update and no rate applies."""
+        most = min(INLINE_BYTES, self.transport.max_payload_bytes // 2)  # the rest of the update needs room too
+        is_paced = self.bucket is not None and self.bucket.bits_per_s is not None
+        if PAYLOAD not in self._server_knows or params.size > most or is_paced:
+            return b""
+        try:
+            content = bytes(entry.content)
+        except FileNotFoundError as error:
+            log.debug("not offered with its content: %s", error)
+            return b""
+        self.link.note_progress()
+        self.on_upload_start()
+        self._note_sent(entry, len(content))
+        return content
+
+    def _note_sent(self, entry: Entry, size: int) -> None:
+        """Count bytes of an update's payload; a repeated round counts separately."""
+        name = *self._name(entry.update), entry.update.start
+        started, carried = self._uploads.get(name, (self.clock(), 0))
+        self._uploads[name] = started, carried + size
+        self.bytes_sent += size
 
     async def _serve_until_wake(self, entries: dict[tuple[str, int], Entry]) -> None:
         """Answer the server until updates are due to be offered again: on a new entry or after a long silence."""
@@ -176,6 +201,7 @@ class Delivery:
             case Ack():
                 self._handle_ack(message, entries)
             case Status():
+                self._server_knows = message.knows
                 self.outbox.forget(message.ended)
                 return message.online and bool(entries)
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -172,8 +172,8 @@ class SqliteStore(SqliteJournal):
     _metric = ACCURACY
     _best: tuple[float, int] | None = None
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
-        super().extend(records)
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
+        super().extend(records, payloads)
         for record in records:
             if isinstance(record, Rewound | Measured):
                 self._run = None  # the best round may be void, and the inputs be measured: look again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -15,7 +15,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sites import restore_site_order
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
-from shared.protocol.messages import Assignment, PluginVersion, Update
+from shared.protocol.messages import Assignment, PluginVersion, Transfer, Update
 
 R = TypeVar("R")
 IMPLAUSIBLE_COST, SERVER_RESTARTED = "implausible-cost", "server-restarted"
@@ -364,8 +364,16 @@ class Journal(Protocol):
         """Add a record durably. Raises Unwritable, and then it is not added."""
         ...
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
-        """Add all records or, raising Unwritable, none."""
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
+        """Add all records or, raising Unwritable, none.
+
+        Args:
+            payloads: Small payloads of these updates, by the names under which they are read.
+        """
+        ...
+
+    def read_payload(self, name: str, transfer: Transfer) -> memoryview:
+        """Return an accepted update's payload. Raises FileNotFoundError if it was deleted."""
         ...
 
     def records(self, after: int = 0) -> Sequence[AnyRecord]:

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -25,11 +25,17 @@ from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
 from edge_server.journal.stream import INDEX, RecordStream, Row, row_mark
 from shared.errors import ConfigError, CorruptFile
+from shared.protocol.messages import INLINE_BYTES, Transfer
+from shared.protocol.payload import digest
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
+from shared.transfer import to_file
 
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
 TABLE_SQL = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
+PAYLOADS = "CREATE TABLE IF NOT EXISTS payloads (name TEXT PRIMARY KEY, body BLOB NOT NULL)"
+"""Small payloads of accepted updates, committed with their records; the next update of a name overwrites it."""
+PUT_PAYLOAD = "INSERT INTO payloads VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
 INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
 COUNT = "SELECT ifnull(max(rowid), 0) FROM records"
 HAS_INDEX = "SELECT count(*) FROM sqlite_master WHERE sql = ?"  # not one that damage has changed
@@ -164,6 +170,9 @@ class SqliteJournal:
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
                 self._connection.execute("BEGIN")
                 self._connection.execute(SCHEMA)
+                if self.durable:
+                    self._connection.execute("PRAGMA secure_delete = ON")  # others may get a copy of the file
+                    self._connection.execute(PAYLOADS)
                 require_table(path, self._connection.execute(TABLE_SQL).fetchone())
                 self._connection.execute(INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1))  # journals of 0.1 have none
                 self._connection.execute("COMMIT")
@@ -187,9 +196,10 @@ class SqliteJournal:
         """Add a record durably; see `extend`."""
         self.extend((record,))
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
         """Add all records durably in one transaction, or none.
 
+        Payloads are part of it; without durability they are files, as larger ones are.
         Soon after a round the database file alone holds all records, so it can be copied. This checkpoint takes two
         more disk waits, which the next round does not wait for.
         """
@@ -199,6 +209,9 @@ class SqliteJournal:
             self._connection.execute("BEGIN")
             try:
                 self._connection.executemany(INSERT, marked_rows(records, before, encode))
+                self._write_payloads(payloads)
+                if self.durable and any(isinstance(record, RunClosed) for record in records):
+                    self._connection.execute("DELETE FROM payloads")
                 self._connection.execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
@@ -207,6 +220,29 @@ class SqliteJournal:
                 self._checkpoint = self._beside.submit(_copy_log, self._second)
         if any(isinstance(record, RunOpened | RunClosed) for record in records):
             self.settle()
+
+    def _write_payloads(self, payloads: Mapping[str, bytes]) -> None:
+        if self.durable:
+            self._connection.executemany(PUT_PAYLOAD, payloads.items())
+        elif payloads:
+            with explain_disk_errors(self.updates):
+                self.updates.mkdir(parents=True, exist_ok=True)
+                for name, content in payloads.items():
+                    (self.updates / name).write_bytes(content)
+
+    def read_payload(self, name: str, transfer: Transfer) -> memoryview:
+        """Return an accepted update's payload; that of a file is not verified.
+
+        Raises:
+            FileNotFoundError: It was deleted.
+        """
+        if self.durable and transfer.size <= INLINE_BYTES:
+            with self._lock, translate_sql_errors(self._path):
+                row = self._connection.execute("SELECT body FROM payloads WHERE name = ?", (name,)).fetchone()
+            content = memoryview(bytearray(row[0] if row else b""))  # writable, as a mapped file is
+            if digest([content]) == transfer.digest:
+                return content
+        return to_file.view(self.updates / name)
 
     def settle(self) -> None:
         """Wait until the database file alone holds all records up to the last closed round."""

@@ -447,8 +447,8 @@ class ReportingStore(SqliteStore):
         super().__init__(folder, durable=False, updates=updates)
         self._clock, self._tell = clock, tell
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
-        super().extend(records)
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
+        super().extend(records, payloads)
         if self._tell:
             for record in records:
                 self._tell(record, self._clock())

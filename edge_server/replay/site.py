@@ -28,7 +28,7 @@ from edge_server.replay.participants import Participants
 from edge_server.replay.trainer import ReplayTrainer
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
-from shared.protocol.topics import parse_channel, parse_device, topic
+from shared.protocol.topics import SERVER, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import inline
 from shared.transport.base import Inbox
@@ -115,6 +115,8 @@ class VirtualSite:
         """
         try:
             async with self._group:
+                server = build_presence(SERVER, self.site, SERVER, 1)
+                await self.broker.publish(server.topic, server.birth, retain=True)
                 for moment, name, session, is_online in sorted(self._presence_changes()):
                     if (wait := moment - self.clock()) > 0:
                         await asyncio.sleep(wait)

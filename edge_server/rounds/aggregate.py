@@ -108,7 +108,7 @@ def _fold(
     """Fold the stored updates in order of device name, so that the sum does not depend on arrival order."""
     folded = UpdateFold(algorithm.empty(state), {}, set())
     for device in sorted(gather.accepted.keys() - set(left_out)):
-        update = read_update(gather.path(device), gather.accepted[device].update, gather.codec)
+        update = read_update(gather.content(device), gather.accepted[device].update, gather.codec)
         norm = gather.norms.get(device)
         folded.norms[device] = tree_norm(update.tree) if norm is None else norm
         folded.leaves.update(update.tree)
@@ -118,8 +118,8 @@ def _fold(
 
 
 def _find_deleted(gather: Gather) -> dict[str, str]:
-    """Return the devices whose stored update file no longer exists."""
-    return {device: "its stored update was deleted" for device in gather.accepted if not gather.path(device).exists()}
+    """Return the devices whose stored update no longer exists."""
+    return {device: "its stored update was deleted" for device in gather.accepted if not gather.is_stored(device)}
 
 
 def _find_excess_examples(gather: Gather, most: float) -> dict[str, str]:

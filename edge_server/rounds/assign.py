@@ -15,7 +15,7 @@ import msgspec
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting
-from edge_server.allocation.model_sizes import measure_model, sent_bytes, update_bytes, uploaded_leaves
+from edge_server.allocation.model_sizes import measure_model, sent_bytes, update_bytes
 from edge_server.fleet.classes import agree_on_classes
 from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import agree_on_inputs
@@ -30,10 +30,9 @@ from edge_server.rounds.evaluation.running_statistics import request_merging, re
 from edge_server.rounds.input_statistics import is_federated
 from edge_server.rounds.neighbours import Neighbours
 from shared.algorithms.base import Algorithm, Cohort
-from shared.algorithms.subnetwork.server_half import KEEP
 from shared.errors import ConfigError, Infeasible
 from shared.models.base import Model
-from shared.protocol.messages import LOSSLESS, Assignment
+from shared.protocol.messages import Assignment
 from shared.runtime.phases import log_phase
 from shared.tensors.counts import ceil_share
 from shared.tensors.tree import State
@@ -302,27 +301,16 @@ class TaskAssigner:
         settled_values = self.algorithm.resources.fixed_values
         chosen = coordinator.find_allocator(plan.optimizer)
         shares = chosen.candidates(coordinator.convert_options(plan.optimizer))
-        ladder = self._update_sizes(state, shares, sends_share="sent" in chosen.decides) if shares else ()
+        sizes = partial(sent_bytes, plan.codec) if "sent" in chosen.decides else update_bytes
         setting = RoundSetting(
             plan=plan,
             number=number,
             devices=devices,
             spending=self._ledger.spending(),
             sizes=measure_model(self.algorithm, self.model, state),
-            ladder=ladder,
+            ladder=sizes(self.model, shares) if shares else (),
             last_limits=self._experience.limits,
             fixed_values={device: settled_values(state, device) for device in devices} if settled_values else {},
         )
         reports = dict(self.server.fleet.reports)  # copy: the original changes concurrently
         return coordinator.round_case(setting, self._experience, reports)
-
-    def _update_sizes(self, state: State, shares: list[float], *, sends_share: bool) -> tuple[tuple[float, int], ...]:
-        """Return (share, bytes) of the updates by which devices could answer.
-
-        Args:
-            sends_share: Whether a device sends the share of its change, or keeps that of the neurons.
-        """
-        if not sends_share and KEEP in self.algorithm.resources.uses:
-            return update_bytes(self.model, shares)
-        codec = self.plan.codec if sends_share else LOSSLESS
-        return sent_bytes(codec, uploaded_leaves(self.algorithm, state), shares)

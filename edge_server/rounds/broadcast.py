@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -212,6 +213,11 @@ class Outgoing:
     def digest(self) -> bytes:
         """Digest of the payload, by which devices request it."""
         return self.transfer.digest
+
+    @cached_property
+    def content(self) -> bytes:
+        """Copy of the payload, for tasks that carry it; only for small ones."""
+        return b"".join(self.sender.source.read(0, self.transfer.size))
 
     @property
     def shared(self) -> bool:

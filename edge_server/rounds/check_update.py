@@ -14,7 +14,6 @@ from shared.protocol import payload
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, Assignment, Update
 from shared.tensors.tree import Tree, check_like
-from shared.transfer import to_file
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
 MOST_METRICS, MOST_NAME = 256, 128
@@ -22,21 +21,21 @@ RANGES = {"eval_accuracy": (0.0, 1.0), "eval_examples": (0.0, MAX_WEIGHT)}
 """Ranges of the metrics that the server computes with."""
 
 
-def read_update(path: Path, update: Update, codec: Codec) -> Result:
-    """Read a stored update; its tensors are views of the file.
+def read_update(content: memoryview, update: Update, codec: Codec) -> Result:
+    """Decode a stored update; its tensors are views of the content.
 
     Args:
         codec: The codec of the task.
 
     Raises:
-        WireError: The file is not of this codec.
+        WireError: The content is not of this codec.
     """
-    coded = codec.decode(payload.unpack(to_file.view(path)))
+    coded = codec.decode(payload.unpack(content))
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
 
 
 def check_stored_update(
-    path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
+    content: memoryview, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
 ) -> float:
     """Refuse a stored update whose leaves differ from `like`, by its outline before decoding where possible.
 
@@ -51,7 +50,7 @@ def check_stored_update(
     Raises:
         WireError: Leaves or codec differ, or a value is not finite.
     """
-    received = payload.unpack(to_file.view(path))
+    received = payload.unpack(content)
     outline = codec.outline(received)
     started = like
     if accepts:

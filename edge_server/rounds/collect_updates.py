@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from edge_server.fleet.answers import Answers, build_ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.group_commit import GroupCommit
@@ -20,7 +22,7 @@ from edge_server.rounds.check_update import check_sums, check_update, require_tr
 from shared.codecs.base import Codec
 from shared.data.moments import INPUT_NAMES
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
-from shared.protocol import wire
+from shared.protocol import payload, wire
 from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
@@ -56,12 +58,14 @@ class Candidate:
     """A complete update that waits to be checked and recorded.
 
     Attributes:
-        arrival: Its parameters; None for an update without any.
+        arrival: Its parameters as received in frames; None for others.
+        content: Its parameters as received inside the update.
         error: Why it was not recorded.
     """
 
     record: UpdateAccepted
     arrival: Arrival | None = None
+    content: bytes = b""
     error: Unwritable | WireError | None = None
 
 
@@ -93,7 +97,7 @@ class Gather:
     run: str
     number: int
     expected: Mapping[str, Assignment]
-    require: Callable[[Path, Update], float]
+    require: Callable[[memoryview, Update], float]
     starts: Mapping[str, bytes]
     codec: Codec
     trains: bool | None
@@ -122,9 +126,26 @@ class Gather:
     def path(self, device: str) -> Path:
         """Return the file of a device's update; the next round overwrites it."""
         if device not in self._paths:
-            name = device if self.trains is not None else f"{device}~"
-            self._paths[device] = self.store.updates / name
+            self._paths[device] = self.store.updates / self._name(device)
         return self._paths[device]
+
+    def _name(self, device: str) -> str:
+        return device if self.trains is not None else f"{device}~"
+
+    def content(self, device: str) -> memoryview:
+        """Return the parameters of an accepted update. Raises FileNotFoundError if they were deleted."""
+        params = self.accepted[device].update.params
+        if params is None:
+            raise FileNotFoundError(f"the update of {device} has no parameters")
+        return self.store.read_payload(self._name(device), params)
+
+    def is_stored(self, device: str) -> bool:
+        """Return true if the parameters of an accepted update still exist."""
+        try:
+            self.content(device)
+        except FileNotFoundError:
+            return False
+        return True
 
     async def offer(self, device: str, update: Update) -> None:
         """Answer an offer: request its frames, or settle it at once.
@@ -162,6 +183,10 @@ class Gather:
         require_trained(update, self.expected[update.device])
         if update.params is None:
             self._store(Candidate(self._record(update, 0)))
+        elif update.payload and payload.digest([memoryview(update.payload)]) == update.params.digest:
+            frames.check_transfer(update.params, limit=self.limit)
+            self._drop(update.device)  # frames of the same update
+            self._store(Candidate(self._record(update, len(update.payload)), content=update.payload))
         else:
             await self._continue(self._begin(update, update.params))
 
@@ -318,7 +343,8 @@ class Gather:
         if not candidates:
             return
         try:
-            self.store.extend([candidate.record for candidate in candidates])
+            contents = {self._name(each.record.device): each.content for each in candidates if each.content}
+            self.store.extend([candidate.record for candidate in candidates], contents)
         except (Unwritable, WireError) as error:
             if len(candidates) == 1:
                 candidates[0].error = error
@@ -328,14 +354,15 @@ class Gather:
 
     def _check(self, candidate: Candidate) -> None:
         """Verify an update's parameters, if it has any, and remember their norm."""
-        if candidate.arrival is None:
+        update, content = candidate.record.update, memoryview(bytearray(candidate.content))
+        if update.params is None:
             return
-        update = candidate.record.update
         path = self.path(update.device)
         try:
             with explain_disk_errors(path):
-                candidate.arrival.payload.finish()
-                self.norms[update.device] = self.require(path, update)
+                if candidate.arrival:
+                    content = candidate.arrival.payload.finish()
+                self.norms[update.device] = self.require(content, update)
         except FileNotFoundError as error:
             raise Unwritable(f"{path}: deleted while it was being received") from error
 
@@ -353,6 +380,7 @@ class Gather:
                 stale.payload.sink.remove()
 
     def _record(self, update: Update, size: int) -> UpdateAccepted:
+        update = msgspec.structs.replace(update, payload=b"")  # stored beside the record
         return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=size, at=self.clock())
 
     def _refuse(self, update: Update, error: WireError) -> None:

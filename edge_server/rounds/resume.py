@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, Store
@@ -32,7 +32,6 @@ from shared.models.build import build_blank
 from shared.protocol import payload
 from shared.tensors import file
 from shared.tensors.tree import State, Tree
-from shared.transfer import to_file
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
             continue
         if number > 1:
             log.info("resuming with round %d", number)
-        open_round, accepted = _find_open_round(store.updates, store.records(), number)
+        open_round, accepted = _find_open_round(store, store.records(), number)
         if split and open_round:
             cause = "the server restarted, and with it went the top that this round had trained"
             store.append(Rewound(round=number, cause=cause, reopened=True))
@@ -128,7 +127,7 @@ def _load_state(store: Store, number: int) -> State | None:
 
 
 def _find_open_round(
-    folder: Path, records: Sequence[AnyRecord], number: int
+    store: Store, records: Sequence[AnyRecord], number: int
 ) -> tuple[RoundOpened | None, dict[str, UpdateAccepted]]:
     """Return the opening of a round that has not ended, and its stored updates."""
     openings = [entry for entry in enumerate_valid(records, RoundOpened) if entry[1].round == number]
@@ -137,16 +136,17 @@ def _find_open_round(
     accepted = {
         record.device: record
         for record in valid_records(records[openings[0][0] :], UpdateAccepted)
-        if record.round == number and _is_stored(folder, record)
+        if record.round == number and _is_stored(store, record)
     }
     return openings[-1][1], accepted
 
 
-def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
+def _is_stored(store: Store, record: UpdateAccepted) -> bool:
     """Return true if an accepted update is still intact on disk; a damaged one is requested again."""
-    path, params = folder / record.device, record.update.params
-    if params is None or (path.exists() and payload.digest([to_file.view(path)]) == params.digest):
-        return True
+    params = record.update.params
+    with suppress(FileNotFoundError):
+        if params is None or payload.digest([store.read_payload(record.device, params)]) == params.digest:
+            return True
     log.warning("the stored update of %s in round %d is damaged, requesting it again", record.device, record.round)
     return False
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -42,7 +41,7 @@ from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.models.evaluate import Score, score
-from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, derive_seed
+from shared.protocol.messages import INLINE_BYTES, LOSSLESS, PAYLOAD, Assignment, Task, Transfer, Update, derive_seed
 from shared.protocol.objective import LOSS
 from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
@@ -298,9 +297,9 @@ class Rounds:
         payloads = [(device, payload) for payload in outgoing for device in payload.devices]
         codec = build(CODECS, self.plan.codec, "codec")
 
-        def require(path: Path, update: Update) -> float:
+        def require(content: memoryview, update: Update) -> float:
             rule = self.algorithm.check_update and partial(self.algorithm.check_update, assignments[update.device])
-            return check_stored_update(path, codec, trees[update.device], rule)
+            return check_stored_update(content, codec, trees[update.device], rule)
 
         gather = Gather(
             *(self.server.site, self.server.transport, self.store, self.server.clock, self.server.worker),
@@ -321,6 +320,9 @@ class Rounds:
             device: self._create_task(number, device, assignments[device], payload, purpose)
             for device, payload in payloads
         }
+        for device, payload in payloads:
+            if tasks[device].payload:
+                payload.dismiss(device)  # the others must not wait for its requests
         if split:
             split.join(gather)
         await self._gather_answers(gather, *await self._attach_base(state, tasks, outgoing, purpose), split, purpose)
@@ -403,7 +405,15 @@ class Rounds:
             objective=plan.task_objective,
             adaptation=plan.adaptation if self._is_adapted(purpose) else None,
             project=plan_project(plan),
+            payload=self._inline_payload(device, payload),
         )
+
+    def _inline_payload(self, device: str, payload: Outgoing) -> bytes:
+        """Return a small payload's content if the device's agent takes it inside its task; else nothing."""
+        status = self.server.fleet.statuses.get(device)
+        most = min(INLINE_BYTES, self.server.transport.max_payload_bytes // 2)  # the rest of the task needs room too
+        is_inline = status is not None and PAYLOAD in status.knows and payload.transfer.size <= most
+        return payload.content if is_inline else b""
 
     def _is_tested(self, number: int) -> bool:
         every = self.plan.evaluation.every

@@ -33,10 +33,13 @@ MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 MAX_FIELDS, MAX_FIELD_CHARS = 64, 1 << 11
 """Limits of the fields of a task that a device says it knows."""
 OBJECTIVE, NORMALISE, PLUGINS, ADAPTATION = "objective", "normalise", "plugins", "adaptation"
+PAYLOAD = "payload"
+INLINE_BYTES = 16 << 10
+"""Largest payload inside a Task or an Update; larger ones travel in frames."""
 STEP_FIELD = "hyper."
 STEP_FEATURES = ("optimizer", "clip_norm", "precision")
 """Options of a training step that a method and a device may support or not."""
-TASK_FIELDS = (OBJECTIVE, NORMALISE, PLUGINS, ADAPTATION, *(STEP_FIELD + name for name in STEP_FEATURES))
+TASK_FIELDS = (OBJECTIVE, NORMALISE, PLUGINS, ADAPTATION, PAYLOAD, *(STEP_FIELD + name for name in STEP_FEATURES))
 """Fields of a task that this version heeds beyond those of version 0.1: see `Status.knows`."""
 BLOCK_BYTES = 1024
 """Frames carry whole blocks of a payload; missing parts are counted in blocks."""
@@ -317,7 +320,7 @@ class Status(Message, frozen=True, kw_only=True):
         inputs: In a device's birth, the preparation of its inputs; nil if unknown, and from versions without this
             field.
         knows: In a device's birth, the fields of a task that its agent heeds beyond those of version 0.1: a server
-            gives a task with such a field only to agents that know it.
+            gives a task with such a field only to agents that know it. In a server's birth, the fields of an update.
     """
 
     device: str
@@ -356,6 +359,7 @@ class Task(Message, frozen=True, kw_only=True):
         adaptation: What of the network is not trained; absent for nothing. Sent only to agents that know
             the field.
         base: Payload with the frozen leaves, which `params` lacks; fetched in frames if the device does not store it.
+        payload: Content of `params` if it is small and the agent knows the field; else empty.
     """
 
     run: str
@@ -377,6 +381,7 @@ class Task(Message, frozen=True, kw_only=True):
     project: ProjectVersion | None = None
     adaptation: NetworkAdaptation | None = None
     base: Transfer | None = None
+    payload: bytes = b""
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -415,7 +420,7 @@ class Update(Message, frozen=True, kw_only=True):
     `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and updates
     trained from other parameters must not count. `trained_on` is the processor: the CPU, the default of older agents,
     or `cuda` and the name of the GPU. `sums` are those of the metrics over the held-out examples, which add over
-    devices.
+    devices. `payload` is the content of `params` if it is small and the server knows the field; else empty.
     """
 
     run: str
@@ -432,6 +437,7 @@ class Update(Message, frozen=True, kw_only=True):
     step: StepCost | None = None
     failure: str | None = None
     trained_on: str = "cpu"
+    payload: bytes = b""
 
 
 class Want(Message, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shared.protocol import wire
 from shared.protocol.inputs import Inputs
-from shared.protocol.messages import TASK_FIELDS, Status
+from shared.protocol.messages import PAYLOAD, TASK_FIELDS, Status
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.distributions import installed_version
 from shared.runtime.durable import replace_file
@@ -110,7 +110,7 @@ def build_presence(  # noqa: PLR0913 - the fields of a birth
     lasting = "" if state == READY else state  # a device that only serves is recognisable offline too
     will = Status(device=device, session=number, instance=instance, online=False, state=lasting)
     fields = {"classes": None if classes is None else list(classes), "inputs": inputs, "trains": trains}
-    knows = () if device == SERVER else TASK_FIELDS
+    knows = (PAYLOAD,) if device == SERVER else TASK_FIELDS
     birth = replace(will, online=True, state=state, version=_version(), ended=ended, knows=knows, **fields)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 

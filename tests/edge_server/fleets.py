@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,9 +255,9 @@ class Stopping(SqliteStore):
         self.at = at
         self.victim = asyncio.current_task()
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
         """Add records; perhaps one was the last."""
-        super().extend(records)
+        super().extend(records, payloads)
         for record in records:
             self._stop_at(record)
 

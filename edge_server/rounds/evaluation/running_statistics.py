@@ -175,7 +175,7 @@ def _read_statistics(names: Collection[str], gather: Gather) -> dict[str, Tree]:
         if record.update.params is None or STATISTICS_BATCHES not in record.update.metrics:
             unaware.append(device)
             continue
-        tree = read_update(gather.path(device), record.update, gather.codec).tree
+        tree = read_update(gather.content(device), record.update, gather.codec).tree
         statistics[device] = {name: leaf for name, leaf in tree.items() if name in names}
     if unaware:
         log.info("%s: the agent is too old to measure running statistics; update it", ", ".join(unaware))

@@ -37,6 +37,16 @@ def test_each_frame_is_asked_once_where_nothing_is_lost(sender, fetch) -> None:
     assert received == len(MODEL) + 20 * frames.HEADER_BYTES
 
 
+def test_a_payload_inside_the_task_needs_no_frames(sender, fetch) -> None:
+    assert fetch(payload=MODEL) == (MODEL, len(MODEL))
+    assert sender.asked == []
+
+
+def test_a_damaged_payload_inside_the_task_is_fetched_in_frames(sender, fetch) -> None:
+    assert fetch(payload=MODEL[:-1] + b"x")[0] == MODEL
+    assert sender.asked == list(range(20))
+
+
 def test_never_more_than_the_window_is_under_way_and_the_window_is_used(sender, fetch) -> None:
     sender.pause_s = 0.5
     assert fetch()[0] == MODEL

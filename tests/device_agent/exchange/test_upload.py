@@ -6,11 +6,13 @@ import asyncio
 import logging
 from itertools import pairwise
 
+import msgspec
 import pytest
 
+from device_agent.exchange.token_bucket import TokenBucket
 from device_agent.exchange.upload import FIRST_PATIENCE_S, LAST_PATIENCE_S
 from shared.errors import Unreachable
-from shared.protocol.messages import Ack, Status, Update, Want
+from shared.protocol.messages import PAYLOAD, Ack, Status, Update, Want
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.server_side import DATA, DEVICE, PAST_JITTER_S, ack
@@ -60,6 +62,27 @@ def test_exactly_the_frames_that_are_wanted_are_sent(desk, at_desk, describe) ->
         await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(2, 3)]))
         assert desk.frames == [1, 2, 5, 2]
         assert desk.delivery.bytes_sent == 3 * 1024 + 17 + 4 * frames.HEADER_BYTES
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize(
+    ("knows", "rate", "is_inline"), [((PAYLOAD,), None, True), ((), None, False), ((PAYLOAD,), 1e6, False)]
+)
+def test_a_small_payload_is_inside_the_update_if_the_server_knows(
+    desk, at_desk, describe, knows, rate, is_inline
+) -> None:
+    """Frames alone are paced to a rate. The payload counts as sent, and is sent in frames on request."""
+    desk.delivery.bucket = TokenBucket(rate)
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        desk.delivery.clock = asyncio.get_running_loop().time
+        await desk.tell(msgspec.structs.replace(online(), knows=knows))
+        assert desk.offers[-1].payload == (DATA if is_inline else b"")
+        assert desk.delivery.bytes_sent == len(DATA) * is_inline
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]), 5.0)
+        assert desk.frames == list(range(6))
 
     at_desk(story)
 

@@ -99,7 +99,7 @@ def test_a_log_cut_anywhere_loses_its_end_only(killed, after, where, fill):
         return data[:length].ljust(size, b"\0") if fill else data[:length]
 
     found = after(killed, WAL, cut)
-    assert len(found) >= COUNT * (length - 3 * 4200) / size - 1
+    assert len(found) >= COUNT * (length - 6 * 4200) / size - 1
 
 
 @settings(max_examples=30, deadline=None)

@@ -36,6 +36,7 @@ from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
+from shared.protocol.payload import digest
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 from tests.naming import log_messages, naming
@@ -265,3 +266,30 @@ def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(t
     other.append(written[2])
     assert read_records(tmp_path / "run") == [written[0], written[2]]
     other.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_small_payload_is_stored_with_its_record_until_the_run_ends(tmp_path, durable):
+    """The next update of a device replaces it; of a server that was killed, it is there; then no file has its bytes."""
+    contents = [bytes([number]) * 5000 for number in (1, 2)]
+    transfers = [Transfer(digest=digest([memoryview(data)]), size=5000, frame_bytes=1024) for data in contents]
+    first, second = (
+        UpdateAccepted(
+            round=number, device="a", update=Update(run="run", round=number, device="a", params=params), bytes_up=5000
+        )
+        for number, params in enumerate(transfers, 1)
+    )
+    store = SqliteStore(tmp_path, durable=durable)
+    store.extend([first], {"a": contents[0]})
+    assert store.read_payload("a", transfers[0]) == contents[0]
+    store.extend([second], {"a": contents[1]})
+    store.close()
+    store = SqliteStore(tmp_path, durable=durable)
+    assert store.read_payload("a", transfers[1]) == contents[1]
+    assert store.records() == [first, second]
+    with pytest.raises(FileNotFoundError):
+        store.read_payload("b", transfers[1])
+    store.append(RunClosed(outcome="finished"))
+    store.close()
+    if durable:
+        assert not any(data[:100] in path.read_bytes() for path in tmp_path.rglob("*.*") for data in contents)

@@ -11,7 +11,8 @@ import torch
 
 from edge_server.journal.records import RoundClosed, UpdateAccepted
 from shared.errors import Unrecordable
-from shared.protocol.messages import BLOCK_BYTES, Ack, Transfer, Want
+from shared.protocol import payload
+from shared.protocol.messages import BLOCK_BYTES, Ack, Status, Task, Transfer, Want
 from shared.transfer import frames
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual
 
@@ -305,6 +306,41 @@ def test_a_device_that_is_back_is_asked_at_once_for_what_was_under_way(tmp_path,
     assert virtual(play()) == pytest.approx(0.0 if session == 2 else 10.0, abs=0.5)
 
 
+def test_a_small_payload_inside_the_update_is_stored_without_frames(tmp_path):
+    """A damaged one is requested in frames. The record does not carry it."""
+
+    async def play() -> tuple[list[RoundClosed], list[UpdateAccepted]]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            task, data = await one.task(), packed(moved(here.plan, 0.5))
+            assert payload.digest([memoryview(task.payload)]) == task.params.digest
+            await one.say(update_for(task, data, payload=data))
+            assert (await one.heard()).verdict == "accepted"
+            task, data = await two.task(), packed(moved(here.plan, 1.5))
+            assert (await two.offer(update_for(task, data, payload=data[:-1] + b"x"), data)).verdict == "accepted"
+            state, rounds = await here.ended()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 1.0, rtol=0, atol=1e-6)
+            return rounds, [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
+
+    [closed], records = virtual(play())
+    assert [record.update.payload for record in records] == [b"", b""]
+    assert closed.bytes_up["one"] == records[0].update.params.size < closed.bytes_up["two"]
+
+
+def test_a_task_carries_no_payload_for_an_agent_that_does_not_know_it(tmp_path):
+    async def play() -> tuple[Task, Task]:
+        async with site(tmp_path, rounds=1) as here:
+            old, new = await here.device("old", online=False), await here.device("new")
+            old_status = Status(device="old", session=1, instance="old", online=True)
+            await old.say(old_status, "status")
+            return await old.task(), await new.task()
+
+    old, new = virtual(play())
+    assert old.params == new.params
+    assert (old.payload, len(new.payload)) == (b"", new.params.size)
+
+
 def test_an_update_that_cannot_be_recorded_is_refused_without_those_of_its_transaction(tmp_path):
     devices = [f"device-{index}" for index in range(12)]
 
@@ -312,13 +348,13 @@ def test_an_update_that_cannot_be_recorded_is_refused_without_those_of_its_trans
         async with site(tmp_path, rounds=1, cohort=f"min_devices = {len(devices)}") as here:
             sizes, extend = list[int](), here.store.extend
 
-            def refuse_device_5(records) -> None:
+            def refuse_device_5(records, *payloads) -> None:
                 updates = [record.device for record in records if isinstance(record, UpdateAccepted)]
                 if updates:
                     sizes.append(len(updates))
                 if devices[5] in updates:
                     raise Unrecordable("UpdateAccepted cannot be recorded")
-                extend(records)
+                extend(records, *payloads)
 
             async def wait_for_disk(function, /, *args, **kwargs):
                 await asyncio.sleep(0.02)

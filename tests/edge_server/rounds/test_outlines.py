@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,10 +28,9 @@ TREE: Tree = {"w": torch.eye(8), "b": torch.ones(8), "n": torch.tensor(3)}
 CODED = ["dense", "float16", "quantize", "masked", "topk", "chain"]
 
 
-def stored(folder: Path, payload: Payload) -> Path:
-    path = folder / "update"
-    path.write_bytes(b"".join(pack(payload)))
-    return path
+def stored(payload: Payload) -> memoryview:
+    """Return a payload's bytes, writable as those of a mapped file."""
+    return memoryview(bytearray(b"".join(pack(payload))))
 
 
 @pytest.mark.parametrize("name", CODED)
@@ -46,17 +44,17 @@ def test_an_outline_is_what_decoding_gives_without_storage(name):
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_an_honest_update_is_taken_and_a_number_that_is_none_is_not(tmp_path, name):
+def test_an_honest_update_is_taken_and_a_number_that_is_none_is_not(name):
     codec: Codec = CODECS[name]()
-    check_stored_update(stored(tmp_path, codec.encode(TREE, None)[0]), codec, TREE)
-    path = stored(tmp_path, codec.encode(TREE | {"w": torch.full((8, 8), torch.nan)}, None)[0])
+    check_stored_update(stored(codec.encode(TREE, None)[0]), codec, TREE)
+    content = stored(codec.encode(TREE | {"w": torch.full((8, 8), torch.nan)}, None)[0])
     with pytest.raises(WireError) as caught:
-        check_stored_update(path, codec, TREE)
+        check_stored_update(content, codec, TREE)
     assert caught.value.reason == "not-finite"
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_a_method_says_itself_what_its_updates_look_like(tmp_path, name):
+def test_a_method_says_itself_what_its_updates_look_like(name):
     """It is asked before anything is decoded, of leaves without storage; numbers must be numbers still."""
     codec, asked = CODECS[name](), []
 
@@ -66,43 +64,43 @@ def test_a_method_says_itself_what_its_updates_look_like(tmp_path, name):
             raise WireError("not half of it", reason="shape")
 
     half = {"w": TREE["w"][:4]}
-    check_stored_update(stored(tmp_path, codec.encode(half, None)[0]), codec, TREE, accepts)
+    check_stored_update(stored(codec.encode(half, None)[0]), codec, TREE, accepts)
     assert asked[0] == (TREE, True)
     for bad, reason in (({"w": TREE["w"]}, "shape"), ({"w": torch.full((4, 8), torch.inf)}, "not-finite")):
         with pytest.raises(WireError) as caught:
-            check_stored_update(stored(tmp_path, codec.encode(bad, None)[0]), codec, TREE, accepts)
+            check_stored_update(stored(codec.encode(bad, None)[0]), codec, TREE, accepts)
         assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("name", ["masked", "chain"])
-def test_a_bitmap_of_zeros_does_not_become_the_tensors_it_stands_for(tmp_path, name):
+def test_a_bitmap_of_zeros_does_not_become_the_tensors_it_stands_for(name):
     """64 KiB that stand for half a million float64: decoding them takes 4 MiB, refusing them less than a tenth."""
     codec: Codec = CODECS[name]()
     count = 1 << 19
-    path = stored(tmp_path, codec.encode({"w": torch.zeros(count // 8, 8, dtype=torch.float64)}, None)[0])
-    assert path.stat().st_size < count // 8 + 1024
-    assert read_update(path, UPDATE, codec).tree["w"].nbytes == 8 * count
+    content = stored(codec.encode({"w": torch.zeros(count // 8, 8, dtype=torch.float64)}, None)[0])
+    assert content.nbytes < count // 8 + 1024
+    assert read_update(content, UPDATE, codec).tree["w"].nbytes == 8 * count
     tracemalloc.start()
     try:
         with pytest.raises(WireError) as caught:
-            check_stored_update(path, codec, TREE)
+            check_stored_update(content, codec, TREE)
         assert tracemalloc.get_traced_memory()[1] < count // 8, "numpy tells tracemalloc of the bits that it unpacks"
     finally:
         tracemalloc.stop()
     assert caught.value.reason == "shape"
 
 
-def test_values_of_a_chain_are_no_more_than_its_bits(tmp_path):
+def test_values_of_a_chain_are_no_more_than_its_bits():
     """The codec below is asked for their outline first: of four float64 a byte."""
     codec, count = CODECS["chain"](quantize_bits=1), 1 << 20
     many, _ = CODECS["quantize"](bits=1).encode({"w": torch.ones(count, dtype=torch.float64)}, None)
     honest, _ = codec.encode({"w": torch.ones(2, 2, dtype=torch.float64)}, None)
     inner = {f"quantize/{name}": blob for name, blob in many.blobs.items()}
-    path = stored(tmp_path, Payload(codec="chain", blobs=honest.blobs | inner))
+    content = stored(Payload(codec="chain", blobs=honest.blobs | inner))
     tracemalloc.start()
     try:
         with pytest.raises(WireError) as refused:
-            read_update(path, UPDATE, codec)
+            read_update(content, UPDATE, codec)
         assert refused.value.reason == "shape"
         assert tracemalloc.get_traced_memory()[1] < count // 8
     finally:
