@@ -143,33 +143,34 @@ class Delivery:
             frame_bytes = frames.largest_frame(update.params.frame_bytes, self.transport.max_payload_bytes)
             params = msgspec.structs.replace(update.params, frame_bytes=frame_bytes)
             update = msgspec.structs.replace(update, params=params, payload=self._inline_payload(entry, params))
+        if update.payload:
+            self.link.note_progress()
+            self.on_upload_start()
+        started = self.clock()
         try:
             await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
         except Unreachable as error:
             log.debug("offer waits: %s", error)
+            return
+        if update.payload:
+            self._uploads[self._attempt(update)] = started, len(update.payload)
+            self.bytes_sent += len(update.payload)
 
     def _inline_payload(self, entry: Entry, params: Transfer) -> bytes:
-        """Return a small payload's content if the server takes it inside the update and no rate applies."""
+        """Return a small payload's content if the server takes it inside the update and no rate applies.
+
+        Only once: if the server has not received it, it requests frames after the next offer.
+        """
         most = min(INLINE_BYTES, self.transport.max_payload_bytes // 2)  # the rest of the update needs room too
         is_paced = self.bucket is not None and self.bucket.bits_per_s is not None
-        if PAYLOAD not in self._server_knows or params.size > most or is_paced:
+        was_sent = self._attempt(entry.update) in self._uploads
+        if PAYLOAD not in self._server_knows or params.size > most or is_paced or was_sent:
             return b""
         try:
-            content = bytes(entry.content)
+            return bytes(entry.content)
         except FileNotFoundError as error:
             log.debug("not offered with its content: %s", error)
             return b""
-        self.link.note_progress()
-        self.on_upload_start()
-        self._note_sent(entry, len(content))
-        return content
-
-    def _note_sent(self, entry: Entry, size: int) -> None:
-        """Count bytes of an update's payload; a repeated round counts separately."""
-        name = *self._name(entry.update), entry.update.start
-        started, carried = self._uploads.get(name, (self.clock(), 0))
-        self._uploads[name] = started, carried + size
-        self.bytes_sent += size
 
     async def _serve_until_wake(self, entries: dict[tuple[str, int], Entry]) -> None:
         """Answer the server until updates are due to be offered again: on a new entry or after a long silence."""
@@ -217,7 +218,7 @@ class Delivery:
         assert entry.update.params, "the server requests only updates with a payload"
         self.link.note_progress()
         self.on_upload_start()
-        name = *self._name(entry.update), entry.update.start  # a repeated round counts separately
+        name = self._attempt(entry.update)
         started, carried = self._uploads.get(name, (self.clock(), 0))
         try:
             sender = Sender(entry.update.params, Scattered([entry.content]))
@@ -273,7 +274,7 @@ class Delivery:
             log_phase(log, "idle", run=ack.run, round=ack.round)
         self.link.finish_upload()
         ended = self.clock()
-        name = *self._name(entry.update), entry.update.start
+        name = self._attempt(entry.update)
         started, carried = self._uploads.pop(name, (ended, 0))
         self.outbox.remove(entry)
         if ack.verdict == "void":
@@ -284,6 +285,11 @@ class Delivery:
                 run=ack.run, round=ack.round, started=started, ended=ended, bytes_up=carried, cost=entry.update.cost
             )
         )
+
+    @staticmethod
+    def _attempt(update: Update) -> tuple[str, int, bytes]:
+        """Return the name of an update; a repeated round has another."""
+        return update.run, update.round, update.start
 
     @staticmethod
     def _name(update: Update) -> tuple[str, int]:

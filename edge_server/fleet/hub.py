@@ -100,7 +100,7 @@ class Server:
     async def round(
         self,
         gather: Collector,
-        tasks: Mapping[str, Task],
+        tasks: dict[str, Task],
         outgoing: Sequence[Broadcast],
         splitting: StepServer | None = None,
     ) -> AsyncIterator[None]:

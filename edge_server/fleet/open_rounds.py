@@ -29,7 +29,7 @@ class OpenRound:
     """
 
     gather: Collector
-    tasks: Mapping[str, Task]
+    tasks: dict[str, Task]
     splitting: StepServer | None
     payloads: Mapping[str, Sequence[Broadcast]]
 
@@ -69,7 +69,7 @@ class OpenRounds:
     def open(
         self,
         gather: Collector,
-        tasks: Mapping[str, Task],
+        tasks: dict[str, Task],
         outgoing: Sequence[Broadcast],
         splitting: StepServer | None,
     ) -> Iterator[None]:

@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from edge_server.fleet.open_rounds import OpenRounds
 from shared.errors import Unreachable
 from shared.protocol import wire
@@ -54,11 +56,14 @@ class TaskSender:
         open_round = self.rounds.find(device)
         if not open_round or not open_round.owes(device):
             return True
+        task = open_round.tasks[device]
         try:
-            await self.transport.publish(topic(self.site, device, "task"), wire.encode(open_round.tasks[device]))
+            await self.transport.publish(topic(self.site, device, "task"), wire.encode(task))
         except Unreachable as error:
             log.debug("task waits for the broker: %s", error)
             return False
+        if task.payload:  # a device that has missed it requests frames after the next task
+            open_round.tasks[device] = msgspec.structs.replace(task, payload=b"")
         return True
 
     async def _send_reliably(self, device: str) -> None:

@@ -316,13 +316,7 @@ class Rounds:
             ceilings=self.server.links.ceilings,
             metrics=frozenset({*self.model.objective.metrics, LOSS}) if self.plan.task_objective else frozenset(),
         )
-        tasks = {
-            device: self._create_task(number, device, assignments[device], payload, purpose)
-            for device, payload in payloads
-        }
-        for device, payload in payloads:
-            if tasks[device].payload:
-                payload.dismiss(device)  # the others must not wait for its requests
+        tasks = self._create_tasks(number, assignments, outgoing, purpose)
         if split:
             split.join(gather)
         await self._gather_answers(gather, *await self._attach_base(state, tasks, outgoing, purpose), split, purpose)
@@ -381,6 +375,17 @@ class Rounds:
         return Outgoing(
             server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, alone=alone
         )
+
+    def _create_tasks(
+        self, number: int, assignments: Mapping[str, Assignment], outgoing: list[Outgoing], purpose: Purpose
+    ) -> dict[str, Task]:
+        tasks = dict[str, Task]()
+        for payload in outgoing:
+            for device in payload.devices:
+                tasks[device] = self._create_task(number, device, assignments[device], payload, purpose)
+                if tasks[device].payload:
+                    payload.dismiss(device)  # the others must not wait for its requests
+        return tasks
 
     def _create_task(
         self, number: int, device: str, assignment: Assignment, payload: Outgoing, purpose: Purpose
