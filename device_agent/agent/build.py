@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -124,6 +125,12 @@ def _make_download(
         policy=config.link.policy,
         link=link,
     )
+
+
+def compose_bundle_download(config: AgentConfig, folder: Path, transport: Transport, spool: str) -> Download:
+    """Compose the download of a rollout's parts into a file `spool`."""
+    download = _make_download(config, folder, transport, LinkMeter(), in_thread, monotonic)
+    return replace(download, spool=spool, frames_on="parts", wants_on="lacks")
 
 
 def _make_split_sessions(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> SplitSessions:

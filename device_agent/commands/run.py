@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from device_agent.agent.build import compose, compose_reporter
+from device_agent.agent.build import compose, compose_bundle_download, compose_reporter
 from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.agent_offers import AgentOffers, InstalledVersion
-from device_agent.exchange.download import Download
 from device_agent.exchange.owner import claim
 from device_agent.exchange.state_files import ensure_writable
 from device_agent.hardware.tools import run_module
@@ -42,7 +41,6 @@ from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.protocol.inputs import Inputs
 from shared.runtime import backports, malloc, processes
-from shared.runtime.clock import monotonic
 from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
@@ -137,28 +135,17 @@ async def _serve_models_only(config: AgentConfig, folder: Path, serving: BoardSe
         async with _make_transport(config, folder, session).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
             reporter.instance, reporter.published = session.instance, events.reported
-            releases = serving.compose_releases(transport, session.instance)
+            releases = serving.run_releases(transport, session.instance)
             renewing = _compose_renewal(config, folder)
             tops = serving.connect_tops(transport, session.instance)
             upgrades = _compose_upgrades(config, folder, transport, session.instance)
-            async with background(reporter.run(), releases.run(), upgrades.run(), *renewing), tops:
+            async with background(reporter.run(), releases, upgrades.run(), *renewing), tops:
                 await events.stopping.wait()
 
 
 def _compose_upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, instance: str) -> AgentOffers:
     """Compose this board's part in rollouts of the agent."""
-    download = Download(
-        transport=transport,
-        site=config.site,
-        device=config.device,
-        folder=folder,
-        worker=in_thread,
-        clock=monotonic,
-        policy=config.link.policy,
-        spool="agent",
-        frames_on="parts",
-        wants_on="lacks",
-    )
+    download = compose_bundle_download(config, folder, transport, "agent")
     home = find_versions_folder()
     return AgentOffers(download, folder, InstalledVersion(home, running_version(home) if home else ""), instance)
 
@@ -269,7 +256,7 @@ async def _run_agent(
         if serving and serving.own:
             agent.settings.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # an earlier agent's trainer may have left a model
-        releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
+        releases = [serving.run_releases(transport, session.instance)] if serving else []
         upgrades = _compose_upgrades(config, folder, transport, session.instance)
         beside = [*releases, upgrades.run(), *_compose_renewal(config, folder)]
         running = asyncio.create_task(_run_beside(agent, beside), name="agent")

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from device_agent.agent.build import compose_bundle_download
 from device_agent.config import AgentConfig, ServeConfig
-from device_agent.exchange.board_releases import BoardFiles, BoardReleases
-from device_agent.exchange.download import Download
+from device_agent.exchange.board_releases import BoardFiles, run_releases
 from device_agent.exchange.own_model import OwnModelServing
 from device_agent.exchange.remote_top import RemoteTop
 from device_agent.inference.gates.process import GateProcess
@@ -23,7 +23,7 @@ from device_agent.inference.store import BoardStore
 from device_agent.profile.load import load_for_board
 from device_agent.projects.provide import Projects
 from shared.runtime.clock import monotonic
-from shared.runtime.executor import background, in_thread
+from shared.runtime.executor import background
 from shared.transport.base import Transport
 
 
@@ -55,27 +55,15 @@ class BoardServing:
         """Return the coroutines to run as long as the agent."""
         return [self.process.run(), *([self.own.run()] if self.own else [])]
 
-    def compose_releases(self, transport: Transport, instance: str) -> BoardReleases:
-        """Compose the board's part in rollouts.
+    def run_releases(self, transport: Transport, instance: str) -> Coroutine[Any, Any, None]:
+        """Return the board's part in rollouts of models, to be awaited.
 
         Args:
             instance: Instance of the process's Status.
         """
-        config = self.config
-        download = Download(
-            transport=transport,
-            site=config.site,
-            device=config.device,
-            folder=self.folder,
-            worker=in_thread,
-            clock=monotonic,
-            policy=config.link.policy,
-            spool="release",
-            frames_on="parts",
-            wants_on="lacks",
-        )
+        download = compose_bundle_download(self.config, self.folder, transport, "release")
         folders = {name: files.version for name, files in self.folders.items()}
-        return BoardReleases(download, self.store, self.process, self.gates, instance, folders)
+        return run_releases(download, self.store, self.process, self.gates, instance, folders)
 
     @asynccontextmanager
     async def connect_tops(self, transport: Transport, instance: str) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ from device_agent.exchange.download import Download
 from device_agent.exchange.offers import OfferLoop
 from device_agent.exchange.upgrade_folder import MissingPackage, write_request
 from device_agent.upgrade.agent_folder import AgentFolder
+from device_agent.upgrade.inputs import ARCHES
 from device_agent.upgrade.record import MOST_PROBATION_S, UpgradeRecord, UpgradeTarget, read_upgrade
 from device_agent.upgrade.transitions import is_handled
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
@@ -42,7 +43,6 @@ REWRITE_S, MAX_REWRITE_S = 30.0, 600.0
 """Pause before an unhandled request is written again: the updater may have missed it."""
 UNCOUNTED = -1
 """Serial of a version that the gateway does not know, such as one installed by hand."""
-ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 CANNOT_UPGRADE = "this agent cannot upgrade itself: it runs from a checkout or in a container; update that instead"
 SUPERSEDED = "another version was installed at this board after the offer; start another rollout to offer it again"
 

@@ -80,48 +80,35 @@ class BoardFiles:
             return None
 
 
-class BoardReleases:
-    """A board's offers, its swap, and the metrics of what it serves.
+async def run_releases(
+    download: Download, store: BoardStore, serving: Serving, gates: Gates, instance: str, folders: Mapping[str, int]
+) -> None:
+    """Take part in rollouts of models until cancelled.
 
     Args:
-        download: Fetches parts, on the channels of releases.
+        download: Fetches parts.
         gates: Checks before a release is activated.
         instance: Instance of this process's Status.
         folders: Versions in operator folders, by model name.
     """
 
-    def __init__(
-        self,
-        download: Download,
-        store: BoardStore,
-        serving: Serving,
-        gates: Gates,
-        instance: str,
-        folders: Mapping[str, int],
-    ) -> None:
-        self._serving = serving
-        self._offers = ReleaseOffers(
-            *(download, store), runtime=runtime_version(), instance=instance, health=self._read_health, folders=folders
-        )
-
-        def has_folder(name: str, version: int) -> bool:
-            return folders.get(name, version) != version
-
-        self._swap = Swaps(SwapContext(store, serving, gates, self._offers.announce, has_folder=has_folder))
-        self._offers.swap = self._swap
-
-    async def run(self) -> None:
-        """Take part in rollouts until cancelled."""
-        async with background(self._swap.run()):
-            await self._offers.run()
-
-    async def _read_health(self, name: str, number: int) -> dict[str, float]:
+    async def read_health(name: str, number: int) -> dict[str, float]:
         """Return the metrics of a version; empty if the inference process does not answer in time."""
         figures = Figures(name, number)
         with suppress(FieldFleetError, TimeoutError):
             async with backports.timeout(FIGURES_S):
-                figures = await self._serving.figures(name, number)
+                figures = await serving.figures(name, number)
         return {key: float(getattr(figures, key)) for key in HEALTH} if figures.requests else {}
+
+    def has_folder(name: str, version: int) -> bool:
+        return folders.get(name, version) != version
+
+    offers = ReleaseOffers(
+        download, store, runtime=runtime_version(), instance=instance, health=read_health, folders=folders
+    )
+    offers.swap = swaps = Swaps(SwapContext(store, serving, gates, offers.announce, has_folder=has_folder))
+    async with background(swaps.run()):
+        await offers.run()
 
 
 def runtime_version() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -17,23 +16,11 @@ from device_agent.exchange.download import Download
 from device_agent.exchange.offers import OfferLoop
 from device_agent.exchange.release_parts import MissingParts, runtime_refusal
 from device_agent.inference.store import BoardStore
+from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.inference.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
 from shared.protocol.inference.rollout import MOST_MODELS, Ahead, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerms
-
-
-class Swap(Protocol):
-    """Switches to an offered release; reports its records by `ReleaseOffers.announce`."""
-
-    def accept_offer(self, manifest: bytes, offer: NewVersion) -> Awaitable[UpdateRecord]:
-        """Record an offer; return the record, whose phase `offered` means that its parts are needed."""
-
-    def mark_fetched(self, name: str, deployment: str) -> Awaitable[UpdateRecord]:
-        """Continue with an offer whose parts are all in the store."""
-
-    def take_back(self, name: str, version: int) -> Awaitable[UpdateRecord]:
-        """Withdraw a version."""
 
 
 @dataclass
@@ -42,7 +29,7 @@ class ReleaseOffers:
 
     Attributes:
         download: Fetches payloads, on the channels `parts` and `lacks`.
-        swap: Receives fetched releases; assigned after construction.
+        swap: Receives fetched releases, and reports its records to `announce`; assigned after construction.
         runtime: Version of ONNX Runtime on this board; empty if unknown.
         instance: Instance of this process's Status.
         folders: Version in the operator's folder by model name: the fallback of a board without another version.
@@ -51,7 +38,7 @@ class ReleaseOffers:
 
     download: Download
     store: BoardStore
-    swap: Swap | None = None
+    swap: Swaps | None = None
     runtime: str = ""
     instance: str = ""
     health: Callable[[str, int], Awaitable[dict[str, float]]] | None = None

@@ -64,27 +64,30 @@ class MissingParts:
         return self.manifest.reference
 
     def find_lacking(self) -> Lacking:
-        return find_lacking(self.board, self.manifest, as_one_file=self.as_one_file)
+        missing = {part.sha256 for part in self.board.parts.missing(self.manifest).values()}
+        present = {part.sha256 for part in self.manifest.parts.values()} - missing
+        is_whole = self.as_one_file or self.manifest.parameters.sha256 in present
+        tensors = {} if is_whole else _find_local_tensors(self.board, self.manifest)
+        return compute_lacking(self.manifest, present, tensors.keys())
 
     def bundle_size(self, lacking: Lacking) -> int:
         return sum(piece.size for piece in bundle_pieces(self.manifest, lacking))
 
     def store(self, lacking: Lacking, bundle: Path) -> None:
         self.as_one_file = True  # unless this succeeds
-        unpack_bundle(self.board, self.manifest, lacking, bundle)
+        offset, received, manifest = 0, dict[str, _ByteRange](), self.manifest
+        for piece in bundle_pieces(manifest, lacking):
+            received[piece.sha256] = _ByteRange(bundle, offset, piece.size)
+            offset += piece.size
+        if bundle.stat().st_size != offset:
+            raise CorruptFile(f"{bundle}: {bundle.stat().st_size} bytes, expected {offset}")
+        for digest in sorted(lacking.parts):
+            _assemble_part(self.board, digest, [received[digest]], bundle)
+        if lacking.header:
+            ranges = _parameter_ranges(self.board, manifest, received)
+            _assemble_part(self.board, manifest.parameters.sha256, ranges, bundle)
+        bundle.unlink()
         self.as_one_file = False
-
-
-def find_lacking(store: BoardStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
-    """Return the parts and tensors of a release that the board lacks.
-
-    Args:
-        as_one_file: Fetch the parameter file as a whole, since the local tensors turned out damaged.
-    """
-    missing = {part.sha256 for part in store.parts.missing(manifest).values()}
-    present = {part.sha256 for part in manifest.parts.values()} - missing
-    tensors = {} if as_one_file or manifest.parameters.sha256 in present else _find_local_tensors(store, manifest)
-    return compute_lacking(manifest, present, tensors.keys())
 
 
 def _find_local_tensors(store: BoardStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
@@ -111,30 +114,6 @@ def _local_releases(store: BoardStore) -> Iterator[ReleaseManifest]:
         for version in reversed(store.versions(name)):
             with suppress(ConfigError, CorruptFile):
                 yield store.manifest(name, version)
-
-
-def unpack_bundle(store: BoardStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
-    """Move a received bundle's parts into the store and delete the bundle. Not for the event loop.
-
-    Args:
-        lacking: The parts that were requested.
-
-    Raises:
-        CorruptFile: A part does not match its digest; others may be stored.
-        WireError: The manifest contradicts itself.
-        Unwritable: The disk is full or read-only.
-    """
-    offset, received = 0, dict[str, _ByteRange]()
-    for piece in bundle_pieces(manifest, lacking):
-        received[piece.sha256] = _ByteRange(bundle, offset, piece.size)
-        offset += piece.size
-    if bundle.stat().st_size != offset:
-        raise CorruptFile(f"{bundle}: {bundle.stat().st_size} bytes, expected {offset}")
-    for digest in sorted(lacking.parts):
-        _assemble_part(store, digest, [received[digest]], bundle)
-    if lacking.header:
-        _assemble_part(store, manifest.parameters.sha256, _parameter_ranges(store, manifest, received), bundle)
-    bundle.unlink()
 
 
 def _parameter_ranges(

@@ -107,7 +107,7 @@ def _next_wave(state: RolloutState, boards: Boards, behind: tuple[str, ...]) -> 
     if not candidates:
         return EndRollout("finished", behind) if offered or has_it else _await_anybody(plan, boards)
     if plan.canary and (unproven := _unproven_profiles(state, boards, candidates)):
-        if first := _select_canaries(state, boards, unproven):
+        if first := _select_canaries(state, candidates, unproven):
             return OpenWave(first, canary=True)
         candidates = {device: profile for device, profile in candidates.items() if profile not in unproven}
         if not candidates:
@@ -175,22 +175,13 @@ def _lost_canaries(state: RolloutState, profiles: set[str]) -> list[str]:
     return [device for device in offered if not _has_committed(state, device)]
 
 
-def _select_canaries(state: RolloutState, boards: Boards, unproven: set[str]) -> dict[str, str]:
+def _select_canaries(state: RolloutState, candidates: Mapping[str, str], unproven: set[str]) -> dict[str, str]:
     """Select canaries of unproven profiles; none of a profile that has lost more than `max_failures` canaries."""
-    plan, canaries = state.plan, dict[str, str]()
+    canaries = dict[str, str]()
     for profile in sorted(unproven):
-        if len(_lost_canaries(state, {profile})) > plan.max_failures:
-            continue
-        fresh = (
-            device
-            for device, board in sorted(boards.items())
-            if board.online
-            and board.profile == profile
-            and device not in state.offered_boards
-            and fnmatchcase(device, plan.devices)
-            and board_standing(plan, board.status) != "committed"
-        )
-        canaries |= dict.fromkeys(list(fresh)[: plan.canary], profile)
+        if len(_lost_canaries(state, {profile})) <= state.plan.max_failures:
+            devices = [device for device in candidates if candidates[device] == profile]
+            canaries |= dict.fromkeys(devices[: state.plan.canary], profile)
     return canaries
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.exchange.release_parts import find_lacking, runtime_refusal, unpack_bundle
+from device_agent.exchange.release_parts import MissingParts, runtime_refusal
 from edge_server.release.rollout.bundle_distributor import open_bundle
 from edge_server.release.store import StoredRelease
 from shared.errors import CorruptFile, WireError
@@ -320,13 +320,14 @@ def test_states_are_told_in_the_order_in_which_they_were_made_durable(tmp_path, 
 def test_a_bundle_of_another_length_is_refused(tmp_path, stored):
     board = FieldBoard(DEVICE, MemoryTransport(), tmp_path / DEVICE)
     board.folder.mkdir()
-    lacking = find_lacking(board.store, stored.manifest)
+    missing = MissingParts(board.store, stored.manifest)
+    lacking = missing.find_lacking()
     bundle = tmp_path / "bundle"
     bundle.write_bytes(b"x")
     with pytest.raises(CorruptFile):
-        unpack_bundle(board.store, stored.manifest, lacking, bundle)
+        missing.store(lacking, bundle)
     with pytest.raises(WireError):
-        unpack_bundle(board.store, stored.manifest, Lacking(frozenset({"0" * 64})), bundle)
+        missing.store(Lacking(frozenset({"0" * 64})), bundle)
 
 
 @pytest.mark.parametrize(
