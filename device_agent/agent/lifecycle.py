@@ -213,7 +213,7 @@ class Agent:
         idle_w = power.idle_w() if power else None
         with explain_disk_errors(self.download.folder), self._mark_busy(full_rate=True):
             graph, also = await self.download.fetch_stored(task.assignment.graph, GRAPHS)
-            base, base_bytes = await self.download.fetch_stored(task.base, BASES)
+            base, base_bytes = await self.download.fetch_stored(task.base, BASES, shared=task.shared)
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")

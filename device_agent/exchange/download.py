@@ -79,12 +79,15 @@ class Download:
             return sink.path, content.nbytes
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
 
-    async def fetch_stored(self, transfer: Transfer | None, folder: str) -> tuple[Path | None, int]:
+    async def fetch_stored(
+        self, transfer: Transfer | None, folder: str, *, shared: bool = False
+    ) -> tuple[Path | None, int]:
         """Return the file of a payload that is stored for later tasks; and the bytes received, 0 if it was stored.
 
         Args:
             transfer: None for no payload.
             folder: `GRAPHS` or `BASES`.
+            shared: Whether its frames may arrive on the topic common to all devices.
 
         Raises:
             WireError: As `receive`.
@@ -95,7 +98,7 @@ class Download:
         stored = self.folder / folder / transfer.digest.hex()
         if await self.worker(_is_complete, stored, transfer):
             return stored, 0
-        path, received = await self.receive(transfer, f"frames for {folder}", shared=False)
+        path, received = await self.receive(transfer, f"frames for {folder}", shared=shared)
         await self.worker(_store, path, stored)
         return stored, received
 

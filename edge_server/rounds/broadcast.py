@@ -183,7 +183,8 @@ class Outgoing:
 
     Attributes:
         channel: Topic channel of the frames.
-        alone: Serve each device by itself, for payloads that most devices never request.
+        group: Devices that are expected to request it, and share frames on the common topic; None for all. Those that
+            never request it would delay the others.
         bytes_sent: Bytes handed to the broker.
     """
 
@@ -193,7 +194,7 @@ class Outgoing:
     devices: Sequence[str]
     sender: Sender
     patience_s: float
-    alone: bool = False
+    group: Sequence[str] | None = None
     bytes_sent: int = 0
     channel: str = "model"
     _fanout: Fanout = field(init=False)
@@ -202,7 +203,8 @@ class Outgoing:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._fanout = Fanout(() if self.alone else self.devices, patience_s=self.patience_s)
+        self.group = self.devices if self.group is None else self.group
+        self._fanout = Fanout(self.group, patience_s=self.patience_s)
 
     @property
     def transfer(self) -> Transfer:
@@ -222,7 +224,7 @@ class Outgoing:
     @property
     def shared(self) -> bool:
         """True if frames are sent on the common topic."""
-        return len(self.devices) > 1 and not self.alone
+        return len(self.group or ()) > 1
 
     def want(self, device: str, want: Want) -> None:
         """Add a device's request.
@@ -277,7 +279,7 @@ class Outgoing:
 
     async def _send(self, start: int, stop: int, audience: str) -> None:
         everyone = audience == ALL and self.shared
-        receiver = EVERYONE if everyone else audience or self.devices[0]
+        receiver = EVERYONE if everyone else audience or (self.group or self.devices)[0]
         frame = self.sender.frame(start, stop)
         try:
             await self.transport.publish(topic(self.site, receiver, self.channel), frame, assured=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -121,6 +121,7 @@ class Rounds:
     neighbours: Neighbours | None = None
     recorded_rounds: Mapping[int, RoundOpened] = field(default_factory=dict)
     assigner: TaskAssigner = field(init=False)
+    _based: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.membership.silent.least = self.plan.round.min_updates
@@ -336,12 +337,13 @@ class Rounds:
         wait = QuorumWait(self.plan, self.server, self.store, self.membership, gather, what)
         wait.begin()
         if purpose == "evaluate" and self.graph:
-            graph = self._create_outgoing([memoryview(self.graph)], list(tasks), alone=True)
+            graph = self._create_outgoing([memoryview(self.graph)], list(tasks), group=())
             tasks = {device: _attach_graph(task, graph.transfer) for device, task in tasks.items()}
             outgoing = [*outgoing, graph]
         async with self.server.round(gather, tasks, outgoing, split):
             await wait.until_quorum(size=None if waits_for_all else self.plan.cohort.size)
         await gather.close()
+        self._based |= gather.accepted.keys() if self._is_adapted(purpose) else set()
 
     def _pack_broadcasts(self, trees: dict[str, Tree]) -> list[Outgoing]:
         """Pack the payloads of a round and prune updates of other devices."""
@@ -355,25 +357,32 @@ class Rounds:
         """Return tasks that name the payload of the frozen leaves, if there are some, and all payloads."""
         if not self._is_adapted(purpose):
             return tasks, outgoing
-        base = await self.server.worker(self._pack_base, state, list(tasks))
+        group = [device for device, task in tasks.items() if task.shared and device not in self._based]
+        base = await self.server.worker(self._pack_base, state, list(tasks), group)
         attached = {device: msgspec.structs.replace(task, base=base.transfer) for device, task in tasks.items()}
         return attached, [*outgoing, base]
 
-    def _pack_base(self, state: State, devices: list[str]) -> Outgoing:
-        """Pack the frozen leaves, which a device requests once."""
+    def _pack_base(self, state: State, devices: list[str], group: list[str]) -> Outgoing:
+        """Pack the frozen leaves, which a device requests once.
+
+        Args:
+            group: Devices that have done no task with them yet: all request them now, in shared frames.
+        """
         tree = frozen_leaves(state, plan_frozen(self.plan))
-        return self._create_outgoing(_pack_tree(tree), devices, alone=True)
+        return self._create_outgoing(_pack_tree(tree), devices, group=group)
 
     def _is_adapted(self, purpose: Purpose) -> bool:
         """Return true for tasks with a part of the leaves; ONNX Runtime needs all, with adapters merged."""
         return self.plan.adaptation is not None and not (purpose == "evaluate" and self.graph)
 
-    def _create_outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
+    def _create_outgoing(
+        self, parts: list[memoryview], devices: list[str], *, group: Sequence[str] | None = None
+    ) -> Outgoing:
         server = self.server
         frame_bytes = frames.largest_frame(self.link.frame_bytes, server.transport.max_payload_bytes)
         sender, patience_s = Sender.of_parts(parts, frame_bytes), self.link.patience_s
         return Outgoing(
-            server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, alone=alone
+            server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, group=group
         )
 
     def _create_tasks(

@@ -29,11 +29,9 @@ from edge_server.sites.model_bounds import REASON as NORM
 from edge_server.sites.model_bounds import parameters_of, require_near
 from edge_server.sites.model_payload import pack_model, read_model, require_model
 from edge_server.sites.sketch import distance
-from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
 from shared.errors import ConfigError
 from shared.models.build import DRAW
-from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
 from shared.tensors.tree import State, Tree
@@ -162,7 +160,7 @@ async def join_peers(
         plan: The run's plan; its algorithm must support mixing.
         records: The run's journal so far.
     """
-    journal, edges, mixing = list(records), edges_of(plan), build(ALGORITHMS, plan.algorithm, "algorithm").mixing
+    journal, edges, mixing = list(records), edges_of(plan), plan_algorithm(plan).mixing
     assert mixing
     near, clock, worker = neighbours_of(identity.site, edges), services.clock, services.worker
     gossip = Gossip(identity, near, links, services.keep, services.policy, clock, worker)

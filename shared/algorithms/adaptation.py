@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.algorithms.base import Algorithm, network_leaves
+from shared.algorithms.base import Algorithm, Mixing, network_leaves
 from shared.models.adaptation import merge
 from shared.protocol.adaptation import Lora
 from shared.protocol.messages import Assignment
@@ -31,7 +31,18 @@ def restrict(algorithm: Algorithm, frozen: frozenset[str], lora: Lora | None) ->
         tree = algorithm.evaluated(state) if algorithm.evaluated else state.tree
         return merge(network_leaves(tree), lora) if lora else tree
 
-    return replace(algorithm, broadcast=broadcast, evaluated=merged_parameters if lora else algorithm.evaluated)
+    mixing = _mix_trained(algorithm.mixing, frozen) if algorithm.mixing else None
+    evaluated = merged_parameters if lora else algorithm.evaluated
+    return replace(algorithm, broadcast=broadcast, evaluated=evaluated, mixing=mixing)
+
+
+def _mix_trained(mixing: Mixing, frozen: frozenset[str]) -> Mixing:
+    """Return a mixing without the frozen leaves, which are equal on all sites."""
+
+    def shared_tree(state: State) -> Tree:
+        return {name: leaf for name, leaf in mixing.shared_tree(state).items() if name not in frozen}
+
+    return Mixing(shared_tree, lambda state, mean: mixing.with_mean(state, {**frozen_leaves(state, frozen), **mean}))
 
 
 def frozen_leaves(state: State, frozen: frozenset[str]) -> Tree:

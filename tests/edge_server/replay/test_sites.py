@@ -12,6 +12,7 @@ import torch
 from edge_server.__main__ import main
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
+from edge_server.learner import initial_network, plan_frozen
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.run import replay_plan, replay_sites, run_replay
@@ -22,6 +23,7 @@ from edge_server.sites.mixing import mix_trees
 from edge_server.sites.model_payload import pack_model
 from edge_server.sites.sketch import disagreement, mean, unpack_sketch
 from shared.errors import ConfigError
+from shared.models.build import DRAW
 from shared.tensors.tree import State
 from tests.edge_server.harness import beginning
 from tests.edge_server.textbook import DEVICES, make_plan, require_equal, textbook_round
@@ -31,6 +33,7 @@ FLEET = (
     '[[device]]\nname = "roof"\ncount = 2\n[[device]]\nname = "barn"\ncount = 2\n[[device]]\nname = "yard"\ncount = 2'
 )
 EQUAL = 'clusters = { roof = ["roof-*"], barn = ["barn-*"], yard = ["yard-*"] }'
+NETWORK = 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }'
 UNEQUAL = 'clusters = { roof = ["roof-*", "yard-0"], barn = ["barn-*"], yard = ["yard-1"] }'
 ALL = {"cohort": "min_devices = 1"}
 
@@ -120,6 +123,26 @@ def test_gossip_is_one_model_for_each_neighbour_and_way(tmp_path):
             for size in (*one.bytes_up.values(), *one.bytes_down.values()):
                 assert size == pytest.approx(model, rel=0.02)
         assert len(gossips(records)) == 2
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"model": f'{NETWORK}\nfreeze = ["1"]'}, {"model": NETWORK, "lora": "rank = 2"}],
+    ids=["freeze", "lora"],
+)
+def test_sites_exchange_what_is_trained(tmp_path, sections):
+    """Frozen leaves are equal on all sites: they stay as they are, and cost no bytes."""
+    hyper = "batch_size = 8\nlearning_rate = 0.02"
+    plan = plan_of(tmp_path, f'{EQUAL}\nedge_rounds = 2\ngraph = "full"', hyper=hyper, **sections)
+    found, first = played(plan, tmp_path), initial_network(plan, DRAW).tree()
+    frozen = plan_frozen(plan)
+    size = sum(leaf.nbytes for name, leaf in first.items() if name not in frozen)
+    states = [state for state, _ in found.values()]
+    for state, records in found.values():
+        require_equal(state.tree, states[0].tree)
+        assert {name for name, leaf in first.items() if torch.equal(leaf, state.tree[name])} == frozen
+        for gossip in gossips(records):
+            assert all(size <= sent <= size + 2000 for sent in (*gossip.bytes_up.values(), *gossip.bytes_down.values()))
 
 
 def test_the_seconds_of_gossip_are_those_of_the_backhaul(tmp_path):

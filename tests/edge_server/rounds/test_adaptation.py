@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -9,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_server.journal.records import Evaluated, RunOpened, UpdateAccepted, closed_rounds
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.learner import initial_network, plan_algorithm
 from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay_plan
@@ -24,9 +28,12 @@ from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.cost import trained_share
 from shared.models.evaluate import score
 from shared.protocol.messages import ADAPTATION, TASK_FIELDS, derive_seed
+from shared.protocol.topics import EVERYONE, topic
 from shared.tensors.tree import Tree
 from shared.tensors.weights_file import digest_weights
-from tests.edge_server.textbook import make_plan, shares
+from tests.edge_server.fleets import End, Network, Site
+from tests.edge_server.harness import RUN
+from tests.edge_server.textbook import NAMES, make_plan, require_equal, shares
 from tests.naming import naming
 
 LARGE = 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }'
@@ -123,6 +130,48 @@ def test_adapters_are_a_textbook_loop_and_travel_alone(tmp_path):
         assert between(ways["down"], ADAPTER_BYTES + (WHOLE_BYTES if number == 1 else 0))
     whole = carried(replay_plan(make_plan(tmp_path), tmp_path / "whole")[1])
     assert all(between(ways[way], WHOLE_BYTES) for ways in whole for way in ways)
+
+
+class Counting(SqliteStore):
+    """A store that calls a function at the end of each round."""
+
+    def __init__(self, folder: Path, call: Callable[[int], None]) -> None:
+        super().__init__(folder, durable=False)
+        self.call = call
+
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        super().extend(records)
+        for record in records:
+            if isinstance(record, RoundClosed):
+                self.call(record.round)
+
+
+def test_the_server_sends_frozen_leaves_once_to_all_devices_and_again_to_one_that_lost_them(tmp_path):
+    """Bytes of all frames of the server, on the common topic and on the devices' own; in round 3, one has no base."""
+    plan = make_plan(tmp_path, rounds=4, model=FREEZE)
+    here, sizes, shared = Site(Network(), plan, tmp_path / "live"), list[int](), list[int]()
+
+    async def whole() -> End:
+        async with here.network.memory.subscribe(topic(here.name, "+", "model")) as frames, here.devices(*NAMES):
+
+            def count(number: int) -> None:
+                sent = [*frames.drain()]
+                sizes.append(sum(len(data) for _, data in sent))
+                shared.append(sum(len(data) for name, data in sent if name == topic(here.name, EVERYONE, "model")))
+                for base in (here.folder / "a").rglob("bases/*") if number == 2 else ():
+                    base.unlink()
+
+            return await here.serve(Counting(here.folder / RUN, count))
+
+    state, _ = here.network.run(whole())
+    again, _ = replay_plan(plan, tmp_path / "replayed" / RUN)
+    require_equal(state.tree, again.tree)
+    with_base = HEAD_BYTES + BASE_BYTES
+    for found, least in (
+        (sizes, [with_base, HEAD_BYTES, with_base, HEAD_BYTES]),
+        (shared, [with_base, *3 * [HEAD_BYTES]]),
+    ):
+        assert all(between([size], expected) for size, expected in zip(found, least, strict=True))
 
 
 def test_a_trace_costs_what_was_recorded_and_a_plan_without_adapters_more(tmp_path):
