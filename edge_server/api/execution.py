@@ -171,6 +171,8 @@ def _site_of(run: Run) -> str:
 def _replay(  # noqa: PLR0913 - options of `replay`
     source: Plan | Path, count: int, workers: int, data_dir: Path, root: Path, progress: ProgressOption, *, exact: bool
 ) -> list[Run]:
+    _require_counts(devices=count, workers=workers)
+
     def work(stop: Stop, emit: Callable[[Event], None]) -> list[ReplayedRun]:
         return run_replay(
             *(source, root, data_dir, count, workers),
@@ -183,7 +185,14 @@ def _replay(  # noqa: PLR0913 - options of `replay`
         return [Run(*replayed) for replayed in Background[Event, list[ReplayedRun]](work).run(show)]
 
 
+def _require_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 0:
+            raise ConfigError(f"{name} is {count!r}; give a whole number, 0 for the default")
+
+
 def _local_trial(source: PlanSource, run: str, agents: int, device: str, data_dir: Path, root: Path) -> Local:
+    _require_counts(agents=agents)
     allow_plugins()
     plan = source if isinstance(source, Plan) else check_plan(source, data_root=root)
     if b'"__main__:' in msgspec.json.encode(plan):
@@ -220,6 +229,8 @@ def _run_trial(
 @contextmanager
 def _showing(progress: ProgressOption) -> Iterator[Callable[[Event], None]]:
     """Yield a function that shows the records of the first site that reports."""
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ConfigError(f"progress is {progress!r}; give True for a bar, False for none, or a function")
     bar = TextBar() if progress is True else None
     report: Callable[[RoundProgress], object] = bar.show if bar else progress if callable(progress) else _ignore
     reader, sites = RecordReader(report), set[str]()

@@ -79,6 +79,8 @@ def _to_tables(value: Plan | Mapping[str, Any], named: list[str]) -> dict[str, A
 
     def simplify(part: object) -> object:
         if isinstance(part, FunctionType):
+            if not part.__qualname__.isidentifier():
+                raise TypeError(f"{part.__qualname__} has no name in its module; use a function of the top level")
             named.append(f"{part.__module__}:{part.__qualname__}")
             return named[-1]
         if isinstance(part, PurePath):

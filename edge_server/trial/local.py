@@ -26,6 +26,7 @@ from edge_server.trial.relay import run_relay
 from shared import registry
 from shared.errors import ConfigError, TaskFailed
 from shared.projects.working_folder import active_names
+from shared.protocol.topics import check_name
 from shared.runtime.logs import last_line
 from shared.runtime.processes import terminate
 from shared.transport.simulated_link import Rate
@@ -33,6 +34,7 @@ from shared.transport.simulated_link import Rate
 log = logging.getLogger(__name__)
 
 SERVER = "edge-server"
+PROCESSORS = ("cpu", "cuda", "auto")
 MEGA = 1e6
 
 
@@ -88,8 +90,11 @@ def prepare_local(  # noqa: PLR0913 - settings of a trial
         plan_path: File of the plan; None to write one for the server.
 
     Raises:
-        ConfigError: The plan has no data or no devices, or the data do not exist.
+        ConfigError: The plan has no data or no devices, the data do not exist, or the name or processor is invalid.
     """
+    check_name(run, "run")
+    if device not in PROCESSORS:
+        raise ConfigError(f"device {device!r}: choose {', '.join(PROCESSORS)}")
     planned_data(plan)
     require_data(plan, data_root)
     return Local(

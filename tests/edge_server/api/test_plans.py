@@ -88,7 +88,7 @@ def test_a_fault_is_reported_as_for_a_file(tmp_path, fault):
 
 
 def test_a_value_that_no_file_could_hold_is_refused():
-    for wrong in ({"seed": object()}, {"hyper": {"learning_rate": torch.zeros(2)}}):
+    for wrong in ({"seed": object()}, {"hyper": {"learning_rate": torch.zeros(2)}}, {"model": {"name": lambda: 1}}):
         with pytest.raises(api.ConfigError):
             api.plan(tables(), **wrong)
     with pytest.raises(api.ConfigError):

@@ -63,6 +63,20 @@ def test_a_run_has_rounds_tasks_and_devices(run):
     assert (run.outcome.outcome, run.plan.rounds) == ("finished", 3)
 
 
+@pytest.mark.parametrize(
+    ("function", "keyword", "value"),
+    [
+        *((api.replay, "devices", -1), (api.replay, "devices", "8"), (api.replay, "workers", 1.5)),
+        *((api.replay, "progress", "bar"), (api.trial, "agents", -1), (api.trial, "device", "tpu")),
+        (api.trial, "run", "../elsewhere"),
+    ],
+)
+def test_an_invalid_keyword_is_named_and_no_run_begins(tmp_path, function, keyword, value):
+    with pytest.raises(api.ConfigError, match=naming(keyword, repr(value))):
+        function(PLAN, data_dir=tmp_path / "runs", **{"progress": False, keyword: value})
+    assert {path.name for path in tmp_path.rglob("*")} <= {"runs", "formats.json"}
+
+
 def test_the_same_plan_gives_the_same_run_in_an_event_loop(run, tmp_path):
     async def cell() -> api.Run:
         return api.replay(PLAN, data_dir=tmp_path, progress=False)
