@@ -39,8 +39,13 @@ def summarise(spec: Data) -> Summary:
     Raises:
         ConfigError: It cannot be trained on; the message is the one that a task would fail with.
     """
-    is_table, most = spec.source in TABLES, most_values(spec)
-    part = read_part(spec, most)
+    most = most_values(spec)
+    return summarise_part(spec, read_part(spec, most), most)
+
+
+def summarise_part(spec: Data, part: ReadPart, most: int) -> Summary:
+    """Summarise what was read with at most `most` values; raise as `summarise`."""
+    is_table = spec.source in TABLES
     is_whole = len(part.arrays) == len(part.labels) and not (is_table and part.arrays.inputs.size >= most)
     arrays, labels, extent = part.arrays, part.labels, ""
     if is_whole and spec.partition is not None:
@@ -49,8 +54,8 @@ def summarise(spec: Data) -> Summary:
         labels = arrays.labels
     notes = [*part.notes, *find_warnings(spec, labels, part.arrays, is_whole=is_whole)]
     if not is_whole:
-        amount = f"the first {len(arrays)} examples" if spec.source != "folder" else f"{len(arrays)} of them"
-        extent = f"; read were {amount}, {arrays.inputs.nbytes / MIB:.0f} MiB"
+        amount = f"{'' if spec.source in ('folder', 'audio') else 'the first '}{len(arrays)} of them"
+        extent = f" ({amount} were read, {arrays.inputs.nbytes / MIB:.0f} MiB)"
     count = f"more than {len(labels)}" if not is_whole and is_table else str(len(labels))
     return Summary(finding=f"{count} examples{extent}{_describe(spec, arrays, labels, part)}", notes=tuple(notes))
 
