@@ -52,7 +52,6 @@ class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         section: Section of the plan, or `test data`.
         finding: Examples, classes or targets, shape and values; or why nothing was read.
-        notes: Warnings.
     """
 
     section: str
