@@ -17,7 +17,7 @@ from edge_server.allocation.coordinator import convert_options, decide, find_all
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.decision import Decision, Figure, keep_ratio
-from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, drop_void
+from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, first, valid_records
 from edge_server.journal.runs import make_round_namer
 from edge_server.plan.optimizer import OptimizerPlan
 from shared.errors import ConfigError
@@ -83,10 +83,10 @@ def explain(records: Sequence[AnyRecord], number: int, only: str = "") -> Explan
     Raises:
         ConfigError: The round or device does not exist, or the round has no decision.
     """
-    valid = drop_void(records)
-    table = next((record.plan.optimizer for record in valid if isinstance(record, RunOpened)), None)
-    openings = [record for record in valid if isinstance(record, RoundOpened) and record.round == number]
-    named = make_round_namer(valid)(number)
+    run_opening = first(records, RunOpened)
+    table = run_opening.plan.optimizer if run_opening else None
+    openings = [record for record in valid_records(records, RoundOpened) if record.round == number]
+    named = make_round_namer(records)(number)
     if not openings:
         raise ConfigError(f"round {named} has not started; `edge-server show` lists the rounds of the run")
     decision = openings[-1].decision
@@ -95,8 +95,8 @@ def explain(records: Sequence[AnyRecord], number: int, only: str = "") -> Explan
         raise ConfigError(f"round {named} cannot be explained: {why}")
     if only and only not in decision.devices:
         raise ConfigError(f"device {only!r} is not in round {named}; its devices are {', '.join(decision.devices)}")
-    closings = [record for record in valid if isinstance(record, RoundClosed) and record.round == number]
-    costs = costs_by_round(valid).get(number, {})
+    closings = [record for record in valid_records(records, RoundClosed) if record.round == number]
+    costs = costs_by_round(records).get(number, {})
     names = [only] if only else sorted(decision.devices)
     margins = find_margins(table, decision, names)
     return Explanation(

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -128,22 +129,23 @@ def outcome_code(records: Sequence[AnyRecord]) -> int:
 
 def explain_shortfall(records: Sequence[AnyRecord]) -> str:
     """Return why a run falls short of its plan: it ended early, or never had a model; empty if it does not."""
-    from edge_server.journal.records import RunClosed, RunOpened, closed_rounds  # noqa: PLC0415
+    from edge_server.journal.records import RoundClosed, RunClosed, RunOpened, first, valid_records  # noqa: PLC0415
 
-    ends = [record for record in records if isinstance(record, RunClosed)]
-    most = [record.plan.round.most_missed for record in records if isinstance(record, RunOpened)]
-    rounds = closed_rounds(records)
-    missed = [round_record.round for round_record in rounds if round_record.outcome == "missed"]
-    if not ends:
+    end = first(records, RunClosed)
+    if not end:
         return "it has not ended"
-    if ends[-1].outcome == "refused":
-        return f"ended after {len(rounds)} rounds: every device has refused its task permanently, for the causes above"
-    if ends[-1].outcome != "finished":
-        return f"ended early after {len(rounds)} rounds: {ends[-1].cause}"
-    if len(missed) == len(rounds):
+    outcomes = Counter(closed.outcome for closed in valid_records(records, RoundClosed))
+    rounds, missed = outcomes.total(), outcomes["missed"]
+    if end.outcome == "refused":
+        return f"ended after {rounds} rounds: every device has refused its task permanently, for the causes above"
+    if end.outcome != "finished":
+        return f"ended early after {rounds} rounds: {end.cause}"
+    if missed == rounds:
         return "no round had enough updates, the model is unchanged; check the devices' links and logs, and [round]"
-    if len(missed) > (most[0] if most else 1.0) * len(rounds):
-        share = f"{len(missed)} of {len(rounds)} rounds were missed, more than round.most_missed = {most[0]:g} of them"
+    opening = first(records, RunOpened)
+    most = opening.plan.round.most_missed if opening else 1.0
+    if missed > most * rounds:
+        share = f"{missed} of {rounds} rounds were missed, more than round.most_missed = {most:g} of them"
         return f'{share}; check the devices\' links and logs, or repeat such rounds by round.on_missed = "retry"'
     return ""
 
@@ -292,12 +294,12 @@ def _run_json(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
     """Return the JSON content of a run."""
     from edge_server.journal.costs import costs_by_round  # noqa: PLC0415
     from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
-    from edge_server.journal.records import RunOpened, closed_rounds  # noqa: PLC0415
+    from edge_server.journal.records import RunOpened, closed_rounds, first  # noqa: PLC0415
 
-    opened = next((record for record in records if isinstance(record, RunOpened)), None)
-    plugins = {"plugins": opened.plugins} if opened and opened.plugins else {}
+    opening = first(records, RunOpened)
+    plugins = {"plugins": opening.plugins} if opening and opening.plugins else {}
     short = {"short": why} if (why := explain_shortfall(records)) else {}
-    rounds = {"rounds": closed_rounds(records), "costs": costs_by_round(records)}
+    rounds = {"rounds": closed_rounds(records), "costs": dict(costs_by_round(records))}
     return {"record": str(folder), "outcome": summarise_outcome(records, folder), **plugins, **short, **rounds}
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from edge_server.journal.records import (
     AnyRecord,
@@ -76,23 +79,41 @@ def _share(value: float | None) -> float | None:
     return value if value is not None and _is_figure(value) else None
 
 
-@dataclass
+class _Figures(msgspec.Struct, frozen=True, gc=False):
+    """Figures of a `Cost` that are checked; small, as a long run has one for every task."""
+
+    download_s: float | None
+    compute_s: float | None
+    exchange_s: float | None
+    upload_s: float | None
+    download_joules: float | None
+    compute_joules: float | None
+    exchange_joules: float | None
+    upload_joules: float | None
+
+    @classmethod
+    def of(cls, cost: Cost) -> _Figures:
+        """Return those of a cost."""
+        return cls(*(getattr(cost, name) for name in cls.__struct_fields__))
+
+
+@dataclass(slots=True)
 class Claim:
     """Cost that a device reports of one task.
 
     Attributes:
         split: Whether it is a split session.
-        cost: As reported; None before.
+        cost: Figures as reported; None before.
         wall_s: Upper bound of its duration by the server's clock; None if unknown.
         is_answered: Whether its update has arrived.
-        predicted: Cost that the round's decision predicted; None without a prediction.
+        predicted: Figures that the round's decision predicted; None without a prediction.
     """
 
     split: bool = False
-    cost: Cost | None = None
+    cost: _Figures | None = None
     wall_s: float | None = None
     is_answered: bool = False
-    predicted: Cost | None = None
+    predicted: _Figures | None = None
 
     def joules(self) -> dict[str, float]:
         """Return the reported parts of its joules, unchecked."""
@@ -157,8 +178,8 @@ class _Usual(NamedTuple):
 class _Ordered:
     """Joules and watts of one part of a device's tasks, both ascending, and the most joules ever reported of it."""
 
-    joules: list[float] = field(default_factory=list)
-    watts: list[float] = field(default_factory=list)
+    joules: array[float] = field(default_factory=lambda: array("d"))
+    watts: array[float] = field(default_factory=lambda: array("d"))
     most: float = 0.0
 
 
@@ -178,7 +199,7 @@ class PartTotal:
     most: float = 0.0
     predicted: dict[Task, float] = field(default_factory=dict)
 
-    def expect(self, task: Task, predicted: Cost | None, part: str) -> None:
+    def expect(self, task: Task, predicted: _Figures | None, part: str) -> None:
         """Count a task without a report of this part by its prediction, if there is one."""
         joules: float | None = getattr(predicted, part) if predicted else None
         if joules is not None and _is_figure(joules, MOST_JOULES):
@@ -200,7 +221,7 @@ class DeviceClaims:
     _totals: dict[str, PartTotal] = field(default_factory=dict)
     _usual: dict[str, _Ordered] = field(default_factory=dict)
 
-    def ask(self, task: Task, *, split: bool = False, predicted: Cost | None = None) -> Claim:
+    def ask(self, task: Task, *, split: bool = False, predicted: _Figures | None = None) -> Claim:
         """Return the claim of a task, adding it if new."""
         if task not in self.tasks:
             self.tasks[task] = Claim(split=split, predicted=predicted)
@@ -220,7 +241,7 @@ class DeviceClaims:
         claim = self.tasks[task]
         before = self._possible(task)
         self._count(task, before, -1)
-        claim.cost, claim.wall_s = cost, wall_s
+        claim.cost, claim.wall_s = _Figures.of(cost), wall_s
         self.has_trained |= task[1] > 0
         self.impossible -= {(task, name) for name in (*JOULES, *SECONDS)}
         self.impossible |= {(task, name) for name in claim.impossible()}
@@ -284,7 +305,7 @@ class DeviceClaims:
             if task[1] > 0:
                 for values, figure in ((ordered.joules, joules), (ordered.watts, joules / seconds)):
                     index = bisect_left(values, figure)
-                    values[index : index + (sign < 0)] = [figure] * (sign > 0)
+                    values[index : index + (sign < 0)] = array("d", [figure] * (sign > 0))
 
 
 def _count_joules(total: PartTotal, joules: float, sign: int) -> None:
@@ -306,6 +327,7 @@ class Claims:
 
     accounts: defaultdict[str, DeviceClaims] = field(default_factory=lambda: defaultdict(DeviceClaims))
     _lives: int = 0
+    _task: Task = (0, 0)
     _clock: RunClock = field(default_factory=RunClock)
     _opened: dict[Task, float | None] = field(default_factory=dict)
     _closed: float | None = None
@@ -325,9 +347,9 @@ class Claims:
                 self._opened[self._lives, record.round] = at
                 choices = record.decision.devices if record.decision else {}
                 for device, assignment in record.assignments.items():
-                    predicted = choices[device].predicted if device in choices else None
+                    predicted = _Figures.of(choices[device].predicted) if device in choices else None
                     self.accounts[device].ask(
-                        (self._lives, record.round), split=assignment.is_split, predicted=predicted
+                        self._task_of(record.round), split=assignment.is_split, predicted=predicted
                     )
             case UpdateAccepted():
                 self._accept(record, at)
@@ -337,6 +359,12 @@ class Claims:
                 self._closed = at
             case _:
                 pass
+
+    def _task_of(self, number: int) -> Task:
+        """Return the task of a round, one object for all devices: a long run has many."""
+        if self._task != (self._lives, number):
+            self._task = (self._lives, number)
+        return self._task
 
     def _begin(self, at: float | None) -> None:
         """Start a new server process; if the downtime is unknown, so are durations that span it."""
@@ -355,7 +383,7 @@ class Claims:
                 self._opened[repeated] = self._opened.get(before)
 
     def _accept(self, record: UpdateAccepted, at: float | None) -> None:
-        task, account = (self._lives, record.round), self.accounts[record.device]
+        task, account = self._task_of(record.round), self.accounts[record.device]
         measured = record.update.cost.exchange_s is not None  # running statistics, in a session that opened no round
         account.ask(task, split=measured).is_answered = True
         start = self._opened.get(task, self._closed)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.journal.claims import doubted_figures, drop_figures, drop_implausible
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
+    RoundClosed,
     RunOpened,
     UpdateAccepted,
-    closed_rounds,
-    drop_void,
+    enumerate_valid,
+    first,
+    read_numbers,
     select,
     valid_records,
 )
@@ -104,31 +107,57 @@ class Costs:
         await self._heard.join()
 
 
-def costs_by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
+class RoundCosts(Mapping[int, dict[str, Cost]]):
+    """Costs of all tasks by round and device, read from the journal a round at a time."""
+
+    def __init__(self, records: Sequence[AnyRecord]) -> None:
+        self._records, self._doubted = records, doubted_figures(records)
+        self._numbers: dict[int, array[int]] = {}
+        for number, record in enumerate_valid(records, UpdateAccepted, CostSettled):
+            if isinstance(record, UpdateAccepted | CostSettled):
+                self._numbers.setdefault(record.round, array("Q")).append(number)
+        self._last: tuple[int, dict[str, Cost]] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> dict[str, Cost]:
+        if self._last is None or self._last[0] != number:
+            self._last = number, self._read(number)
+        return self._last[1]
+
+    def _read(self, number: int) -> dict[str, Cost]:
+        costs: dict[str, Cost] = {}
+        for record in read_numbers(self._records, self._numbers[number]):
+            match record:
+                case UpdateAccepted():
+                    costs.setdefault(record.device, drop_implausible(record.update.cost))
+                case CostSettled():
+                    costs[record.device] = record.cost
+        return {device: self._drop_doubted((number, device), cost) for device, cost in costs.items()}
+
+    def _drop_doubted(self, task: tuple[int, str], cost: Cost) -> Cost:
+        if not (doubted := self._doubted.get(task)):
+            return cost
+        return drop_figures(cost, [name for name, value in doubted.items() if getattr(cost, name) == value])
+
+
+def costs_by_round(records: Sequence[AnyRecord]) -> RoundCosts:
     """Return the costs of all tasks by round and device; the final cost replaces the update's.
 
     Implausible values are left out: see `edge_server.journal.claims`.
     """
-    all_records, costs = list(records), dict[int, dict[str, Cost]]()
-    for record in drop_void(all_records):
-        match record:
-            case UpdateAccepted():
-                costs.setdefault(record.round, {}).setdefault(record.device, drop_implausible(record.update.cost))
-            case CostSettled():
-                costs.setdefault(record.round, {})[record.device] = record.cost
-    for (number, device), doubted in doubted_figures(all_records).items():
-        if cost := costs.get(number, {}).get(device):
-            costs[number][device] = drop_figures(
-                cost, [name for name, value in doubted.items() if getattr(cost, name) == value]
-            )
-    return costs
+    return RoundCosts(records)
 
 
 def statistics_by_round(records: Sequence[AnyRecord]) -> dict[int, dict[str, Cost]]:
-    """Return the cost of re-measuring running statistics, by preceding round and device; see `costs_by_round`."""
-    costs, last = (
-        costs_by_round(records),
-        max((record.plan.rounds for record in records if isinstance(record, RunOpened)), default=0),
-    )
-    measured = [record.round for record in closed_rounds(records) if record.statistics_batches is not None]
+    """Return the cost of re-measuring running statistics, by preceding round and device."""
+    opening = first(records, RunOpened)
+    last = opening.plan.rounds if opening else 0
+    ends = valid_records(records, RoundClosed)
+    measured = [record.round for record in ends if record.statistics_batches is not None]
+    costs: Mapping[int, dict[str, Cost]] = costs_by_round(records) if measured else {}
     return {number: costs.get(last + 1 + number, {}) for number in measured}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from edge_server.journal.compared import best_round, compared_metric, measured_rounds
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds
+from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, select, valid_records
 from edge_server.journal.runs import FOLDER, StoredRun, best_path, checkpoint_path, make_round_namer, outcome_of
 
 MOST_NAMED = 4
@@ -75,9 +75,9 @@ class RefusedModels(msgspec.Struct, frozen=True, kw_only=True):
         return f"models of site {self.site} were refused in {self.gossips} of {self.of} gossips ({causes})"
 
 
-def refused_models(records: Iterable[AnyRecord]) -> list[RefusedModels]:
+def refused_models(records: Sequence[AnyRecord]) -> list[RefusedModels]:
     """Return the neighbours whose models a site refused; merely late ones are left out."""
-    gossips = {record.round: record for record in records if isinstance(record, Gossiped)}
+    gossips = {record.round: record for record in select(records, Gossiped)}
     causes_by_site: dict[str, Counter[str]] = {}
     for gossip in gossips.values():
         for site, cause in gossip.off.items():
@@ -129,18 +129,18 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
     """Return the outcome of a run."""
-    closed = closed_rounds(records)
-    run = StoredRun(folder, list(records))
+    run = StoredRun(folder, records)
     measured, metric = measured_rounds(records), compared_metric(records)
     best = best_round(measured, metric)
-    failed = dict[str, str]()
-    for end in closed:
+    failed, outcomes = dict[str, str](), Counter[str]()
+    for end in valid_records(records, RoundClosed):
         failed = {device: cause for device, cause in failed.items() if device not in end.arrived} | end.failed
+        outcomes[end.outcome] += 1
     return RunOutcome(
         outcome=outcome_of(run),
-        rounds=len(closed),
+        rounds=outcomes.total(),
         of=run.opened.plan.rounds if run.opened else 0,
-        missed=sum(end.outcome == "missed" for end in closed),
+        missed=outcomes["missed"],
         last=_score(measured[-1], run, metric) if measured else None,
         best=_score(best, run, metric) if best else None,
         failed=dict(sorted(failed.items())),

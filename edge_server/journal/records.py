@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -389,6 +389,10 @@ class ReadByType(Protocol):
         """Yield the records of some types, or all, with their numbers from 1."""
         ...
 
+    def read_numbers(self, numbers: Iterable[int]) -> Sequence[AnyRecord]:
+        """Return the records with some numbers, which ascend."""
+        ...
+
     def count_records(self, *kinds: type[AnyRecord]) -> int:
         """Return the number of records of some types, without reading them."""
         ...
@@ -405,6 +409,11 @@ def enumerate_records(
     every = ((number + 1, records[number]) for number in (reversed(numbers) if newest_first else numbers))
     selected = ((number, record) for number, record in every if not kinds or isinstance(record, kinds))
     return cast("Iterator[tuple[int, R]]", selected)
+
+
+def read_numbers(records: Sequence[AnyRecord], numbers: Iterable[int]) -> Sequence[AnyRecord]:
+    """Return the records with some numbers, which ascend."""
+    return records.read_numbers(numbers) if isinstance(records, ReadByType) else [records[at - 1] for at in numbers]
 
 
 def select(records: Sequence[AnyRecord], *kinds: type[R], newest_first: bool = False) -> Iterator[R]:

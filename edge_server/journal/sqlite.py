@@ -73,7 +73,7 @@ def marked_rows(records: Iterable[T], before: int, encode: Callable[[T], bytes])
 def intact_records(journal: Path) -> RecordStream:
     """Return the records of a journal up to the damage, if there is any."""
 
-    def fetch(sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+    def fetch(sql: str, parameters: tuple[int | str, ...], rows: int, size: int) -> list[Row]:
         with (
             suppress(sqlite3.Error, UnicodeDecodeError),
             closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
@@ -275,7 +275,7 @@ class SqliteJournal:
             [[until]] = self._connection.execute(COUNT).fetchall()
         return RecordStream(self._path, self._fetch, until, self._has_index, after)
 
-    def _fetch(self, sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+    def _fetch(self, sql: str, parameters: tuple[int | str, ...], rows: int, size: int) -> list[Row]:
         with self._lock, translate_sql_errors(self._path), suppress(sqlite3.ProgrammingError):  # it is closed
             return _fetch(self._connection, sql, parameters, rows, size)
         return read_database(self._path, lambda connection: _fetch(connection, sql, parameters, rows, size))
@@ -306,7 +306,7 @@ def _copy_log(connection: sqlite3.Connection) -> None:
 def _fetch(
     connection: sqlite3.Connection,
     sql: str,
-    parameters: tuple[int, ...],
+    parameters: tuple[int | str, ...],
     rows: int,
     size: int,
     *,
@@ -349,7 +349,7 @@ def open_records(folder: Path, *, verify: bool = True) -> RecordStream:
         [[until]] = connection.execute(COUNT).fetchall()
         return until, _has_index(connection)
 
-    def fetch(sql: str, parameters: tuple[int, ...], rows: int, size: int) -> list[Row]:
+    def fetch(sql: str, parameters: tuple[int | str, ...], rows: int, size: int) -> list[Row]:
         return read_database(path, lambda connection: _fetch(connection, sql, parameters, rows, size))
 
     records = RecordStream(path, fetch, *read_database(path, find_end))

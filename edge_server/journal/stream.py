@@ -6,7 +6,9 @@ are found by it in any journal. A journal of an earlier version has no index unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import eq
@@ -28,12 +30,13 @@ ROWS = (
     "SELECT rowid, CAST(body AS BLOB), mark, "
     "(SELECT mark FROM records AS previous WHERE previous.rowid = records.rowid - 1) FROM records WHERE "
 )
+NUMBERED_ROWS = f"{ROWS}rowid IN (SELECT value FROM json_each(?)) ORDER BY rowid"  # noqa: S608 - constants
 CHUNK_BYTES, FIRST_ROWS, CHUNK_ROWS = 1 << 20, 8, 1024  # often, only the first matter
 
 C = TypeVar("C")
 Row: TypeAlias = tuple[int, bytes, int, int | None]
 """Number of a row, its JSON, its mark and that of the row before it; None if there is none."""
-Fetch: TypeAlias = Callable[[str, tuple[int, ...], int, int], list[Row]]
+Fetch: TypeAlias = Callable[[str, tuple[int | str, ...], int, int], list[Row]]
 """Reads the first rows of a query with parameters: at most so many, and few beyond so many bytes."""
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
@@ -139,6 +142,16 @@ class RecordStream(Sequence[AnyRecord]):  # noqa: PLW1641 - as a list
         """
         rows = self._rows(kinds, newest_first=newest_first)
         return ((row[0], self._explain(decode_row, row)) for row in rows)
+
+    def read_numbers(self, numbers: Iterable[int]) -> list[AnyRecord]:
+        """Return the records with some numbers, which ascend.
+
+        Raises:
+            CorruptFile: As `enumerate_records`.
+        """
+        listed = list(numbers)
+        rows = self.fetch(NUMBERED_ROWS, (json.dumps(listed),), len(listed), sys.maxsize)
+        return [self._explain(decode_row, row) for row in rows]
 
     def count_records(self, *kinds: type[AnyRecord]) -> int:
         """Return the number of records of some types, without reading them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -27,7 +27,10 @@ from edge_server.journal.records import (
     RunClosed,
     UpdateAccepted,
     closed_rounds,
-    drop_void,
+    enumerate_records,
+    first,
+    select,
+    valid_records,
 )
 from edge_server.journal.runs import RunSummary, make_round_namer
 from edge_server.report.summarise import is_personal
@@ -69,15 +72,13 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     split = any(record.steps is not None for record in closed)
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
     summarised = len(devices) > MAX_DEVICE_COLUMNS and not each_device
-    traffic, description = _traffic(records, closed, devices, split=split, summarised=summarised)
+    traffic, description = _traffic(records, closed, devices, split=split, summarised=summarised, costs=costs)
     unit, scale = select_byte_unit(_most(traffic, len(closed)))
     slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
     caption = CAPTION.format(slowest=slowest_parts, columns=description, unit=unit)
     metric = compared_metric(records)
     personal_values = {
-        record.round: devices_value(record, metric)
-        for record in drop_void(records)
-        if isinstance(record, Evaluated) and record.personal
+        record.round: devices_value(record, metric) for record in valid_records(records, Evaluated) if record.personal
     }
     personal_column = ("personal",) * bool(personal_values)
     metric_column, values = _common_values(records, closed)
@@ -130,16 +131,17 @@ def _with_terms(table: TextTable, closed: Sequence[RoundClosed]) -> TextTable:
 def _silent_by_round(records: Sequence[AnyRecord]) -> dict[int, list[str]]:
     """Return the devices excluded for silence, by the round whose deadline they missed."""
     silent: dict[int, list[str]] = {}
-    for record in records:
-        if isinstance(record, LeftOut) and record.silent:
+    for record in select(records, LeftOut):
+        if record.silent:
             silent.setdefault(record.round, []).append(f"{record.device} (silent)")
     return silent
 
 
 def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the devices that are excluded for silence, with the cause."""
-    silent_records: dict[str, LeftOut] = {}
-    for record in records:
+    silent_records = dict[str, LeftOut]()
+    first_silent = [number for number, record in enumerate_records(records, LeftOut) if record.silent][:1]
+    for record in select(records[first_silent[0] - 1 :], LeftOut, RoundClosed) if first_silent else ():
         if isinstance(record, LeftOut) and record.silent:
             silent_records[record.device] = record
         elif isinstance(record, RoundClosed):
@@ -171,11 +173,12 @@ def _traffic(
     closed: Sequence[RoundClosed],
     devices: Sequence[str],
     *,
+    costs: Mapping[int, Mapping[str, Cost]],
     split: bool,
     summarised: bool,
 ) -> tuple[Traffic, str]:
     if split:
-        traffic, description = _split_traffic(closed, costs_by_round(records)), CUT_COLUMNS
+        traffic, description = _split_traffic(closed, costs), CUT_COLUMNS
     elif summarised:
         traffic, description = _summary_traffic(closed), SUMMARY_CAPTION.format(count=len(devices))
     else:
@@ -260,12 +263,12 @@ def total_joules(costs: Mapping[str, Cost]) -> str:
 
 def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the devices' evaluation of the final or personal models, if there is one."""
-    evaluations = [record for record in drop_void(records) if isinstance(record, Evaluated)]
-    if not evaluations:
+    evaluated = next(valid_records(records, Evaluated, newest_first=True), None)
+    if evaluated is None:
         return []
-    if not evaluations[-1].by_device:
+    if not evaluated.by_device:
         return ["on the devices' held-out examples: unknown, no device answered in time; check their links and logs"]
-    metric, evaluated = compared_metric(records), evaluations[-1]
+    metric = compared_metric(records)
     shares = [(device, device_value(metrics, metric)) for device, metrics in evaluated.by_device.items()]
     selected = shares
     if len(shares) > MOST_NAMED:
@@ -282,21 +285,22 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return failed devices with count and last cause, then excluded and silent ones."""
-    closed = [record for record in records if isinstance(record, RoundClosed)]
-    causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
-    excluded = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
-    returned = {device for record in closed for device in record.arrived}
+    causes, times, returned = dict[str, tuple[int, str]](), Counter[str](), set[str]()
+    for record in select(records, RoundClosed):
+        causes |= {device: (record.round, cause) for device, cause in record.failed.items()}
+        times.update(record.failed.keys())
+        returned.update(record.arrived)
+    excluded = {record.device for record in select(records, LeftOut) if not record.silent}
     name, groups = make_round_namer(records), dict[tuple[str, str, int, bool], list[str]]()
-    has_ended = any(isinstance(record, RunClosed) for record in records)
+    has_ended = first(records, RunClosed) is not None
     for device, (number, cause) in sorted(causes.items()):
-        times = sum(device in record.failed for record in closed)
         is_out = device in excluded - returned and not has_ended
-        groups.setdefault((cause, name(number), times, is_out), []).append(device)
+        groups.setdefault((cause, name(number), times[device], is_out), []).append(device)
     lines = []
-    for (cause, last, times, is_out), devices in list(groups.items())[:MOST_NAMED]:
+    for (cause, last, count, is_out), devices in list(groups.items())[:MOST_NAMED]:
         subject, agents = _subject(devices)
         stays = f"; no more tasks until {agents} restarted" if is_out else ""
-        often = f"{times} times, last in round" if times > 1 else "in round"
+        often = f"{count} times, last in round" if count > 1 else "in round"
         lines.append(f"{subject} failed {often} {last}: {cause}{stays}")
     omitted = sum(map(len, list(groups.values())[MOST_NAMED:]))
     return [*lines, *([f"{omitted} more devices failed"] if omitted > 0 else []), *silent_lines(records)]
@@ -310,7 +314,7 @@ def _subject(devices: Sequence[str]) -> tuple[str, str]:
 
 def gpu_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the GPUs used last, with their devices."""
-    last = {record.device: record.update.trained_on for record in records if isinstance(record, UpdateAccepted)}
+    last = {record.device: record.update.trained_on for record in select(records, UpdateAccepted)}
     by_processor: dict[str, list[str]] = {}
     for device, processor in last.items():
         if processor != CPU:
@@ -322,7 +326,7 @@ def gpu_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the rounds that span a server restart, whose seconds include the downtime."""
-    notes = [record.what for record in records if isinstance(record, Noted) and record.reason == SERVER_RESTARTED]
+    notes = [record.what for record in select(records, Noted) if record.reason == SERVER_RESTARTED]
     omitted = len(notes) - MOST_MISSED
     return [
         *notes[:MOST_MISSED],
@@ -330,14 +334,14 @@ def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
     ]
 
 
-def count_retries(records: Iterable[AnyRecord]) -> dict[int, int]:
+def count_retries(records: Sequence[AnyRecord]) -> dict[int, int]:
     """Return the number of repetitions of each missed round."""
-    return dict(Counter(record.round for record in records if isinstance(record, Rewound) and record.missed))
+    return dict(Counter(record.round for record in select(records, Rewound) if record.missed))
 
 
 def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the most repeated rounds with their last cause."""
-    causes = {record.round: record.cause for record in records if isinstance(record, Rewound) and record.missed}
+    causes = {record.round: record.cause for record in select(records, Rewound) if record.missed}
     name, tries = make_round_namer(records), sorted(count_retries(records).items(), key=lambda item: -item[1])
     lines = [
         f"round {name(number)} was repeated {count} times, {causes[number]}" for number, count in tries[:MOST_MISSED]
@@ -350,8 +354,8 @@ def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
 def skipped_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return in how many tasks devices found nothing to learn from, and in how many rounds all of them."""
     tasks: dict[int, list[bool]] = {}
-    for record in drop_void(records):
-        if isinstance(record, UpdateAccepted) and SKIPPED in record.update.metrics:
+    for record in valid_records(records, UpdateAccepted):
+        if SKIPPED in record.update.metrics:
             tasks.setdefault(record.round, []).append(record.update.metrics[SKIPPED] > 0)
     count = sum(map(sum, tasks.values()))
     if not count:
