@@ -183,7 +183,6 @@ LARGE_CLASSES = {
     "edge_server.Gather",
     "edge_server.Gossip",
     "edge_server.HcefColumns",
-    "edge_server.IndexedJournal",
     "edge_server.Links",
     "edge_server.Outgoing",
     "edge_server.Plan",

@@ -20,8 +20,9 @@ from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import LAST, StoredRun, find_run
 from edge_server.plan.data_folder import DATA_DIR
 from edge_server.plan.plan import Plan
+from edge_server.record.amounts import Amount
 from edge_server.release.run_model import read_network
-from edge_server.report.digest import Amount, DeviceDigest, Digest, RoundDigest, TaskDigest
+from edge_server.report.digest import DeviceDigest, Digest, RoundDigest, TaskDigest
 from edge_server.report.html import clean, render_fragment
 from edge_server.report.summarise import digest_run
 from edge_server.report.tables import summary_table

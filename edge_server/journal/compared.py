@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, first, valid_records
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, first, select, valid_records
 
 DEVICE_PREFIX = "eval_"
 """Prefix of metrics of held-out examples among those of a device's update."""
@@ -15,6 +15,13 @@ def compared_metric(records: Sequence[AnyRecord]) -> ComparedMetric:
     """Return the metric by which the models of a run are compared."""
     opening = first(records, RunOpened)
     return (opening.compared or ACCURACY) if opening else ACCURACY
+
+
+def is_personal(records: Sequence[AnyRecord]) -> bool:
+    """Return True if the devices of a run use personal models; old journals record it with evaluations only."""
+    opening = first(records, RunOpened)
+    is_recorded = bool(opening and opening.personal)
+    return is_recorded or any(evaluation.personal for evaluation in select(records, Evaluated))
 
 
 def server_value(closed: RoundClosed, metric: ComparedMetric) -> float | None:

@@ -126,6 +126,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         plugins: Plugins that the plan uses; unset without any, as in old journals.
         compared: Metric by which its models are compared; unset for the accuracy, as in old journals.
         weights: SHA-256 of the file of pretrained weights, hexadecimal; unset without one.
+        personal: Whether devices have their own models; unset if not, and in old journals.
     """
 
     run: str
@@ -138,6 +139,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     plugins: tuple[PluginVersion, ...] | msgspec.UnsetType = msgspec.UNSET
     compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
     weights: str | msgspec.UnsetType = msgspec.UNSET
+    personal: bool | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         restore_site_order(self)

@@ -6,17 +6,14 @@ import csv
 import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from edge_server.record.amounts import NONE, Amount
 from edge_server.report.digest import (
-    NONE,
-    Amount,
     DeviceDigest,
     Digest,
-    Joules,
     RoundDigest,
     Scope,
-    Seconds,
     TaskDigest,
     Traffic,
     known_fleet_scopes,
@@ -28,6 +25,10 @@ RARE = ("exchange", "statistics")
 """Parts that only a split session has."""
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet evaluate a cell as a formula."""
+
+Value: TypeAlias = Amount | float | str | None
+"""Value of a line; None if it is unknown."""
+Figures: TypeAlias = Iterator[tuple[str, Value]]
 
 
 class Line(NamedTuple):
@@ -61,115 +62,95 @@ def render_csv(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iter
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Line._fields)
-    writer.writerows([_safe(cell) for cell in line] for run in runs for line in csv_lines(run))
-    writer.writerows([_safe(cell) for cell in line] for line in _targets(runs, targets))
-    writer.writerows([_safe(cell) for cell in line] for line in more)
+    lines = itertools.chain(*map(csv_lines, runs), _target_lines(runs, targets), more)
+    writer.writerows([_escape_formula(cell) for cell in line] for line in lines)
     return text.getvalue()
 
 
-def _safe(cell: float | str) -> float | str:
+def _escape_formula(cell: float | str) -> float | str:
     """Return a cell that no spreadsheet evaluates; texts come from devices."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(DANGEROUS) else cell
 
 
 def csv_lines(run: Digest) -> Iterator[Line]:
     """Yield all values of a run."""
-    for name, text in (("algorithm", run.plan.algorithm.name), ("outcome", run.outcome), ("cause", run.cause)):
-        yield Line(run.run, "", "", name, text)
-    yield _figure(run, "", "", f"device_{run.metric.name}", run.on_devices)
+    figures = {"algorithm": run.plan.algorithm.name, "outcome": run.outcome, "cause": run.cause}
+    yield from _lines(run, "", "", iter((figures | {f"device_{run.metric.name}": run.on_devices}).items()))
     for round_ in run.rounds:
-        yield from _round(run, round_)
+        yield from _lines(run, round_.round, "", _round_figures(run, round_))
     for device in run.devices:
-        yield from _device(run, device)
+        yield from _lines(run, "", device.device, _device_figures(run, device))
     for task in run.tasks:
-        yield from _task(run, task)
+        yield from _lines(run, task.round, task.device, _task_figures(run, task))
 
 
-def _targets(runs: Sequence[Digest], targets: Sequence[float]) -> Iterator[Line]:
+def _lines(run: Digest, number: int | str, device: str, figures: Figures) -> Iterator[Line]:
+    return (make_line(run.run, number, device, name, value, live=run.live) for name, value in figures)
+
+
+def make_line(run: str, number: int | str, device: str, name: str, value: Value, *, live: bool) -> Line:
+    """Return the line of a value; the kind of an amount is in its name."""
+    if not isinstance(value, Amount):
+        return Line(run, number, device, name, *(("", "", "no") if value is None else (value,)))
+    kind = "bytes" if name.endswith(("_bytes", ".bytes")) else name.partition(".")[0].partition("_")[0]
+    number_text: float | str = "" if value.value is None else round(value.value) if kind == "bytes" else value.value
+    complete = "yes" if value.whole and value.value is not None else "no"
+    clock = ("wall" if live else "virtual") if kind == "seconds" else ""
+    return Line(run, number, device, name, number_text, UNITS[kind], complete, value.quality or "", clock)
+
+
+def _target_lines(runs: Sequence[Digest], targets: Sequence[float]) -> Iterator[Line]:
     for run, cost in zip(itertools.cycle(runs), costs_to_targets(runs, targets), strict=False):
-        name = f"to_{cost.target:g}"
-        yield _figure(run, "", "", f"rounds.{name}", cost.round)
-        for kind in ("seconds", "joules", "bytes"):
-            yield _amount(run, "", "", f"{kind}.{name}", getattr(cost, kind))
+        figures = {"rounds": cost.round, "seconds": cost.seconds, "joules": cost.joules, "bytes": cost.bytes}
+        yield from _lines(run, "", "", ((f"{kind}.to_{cost.target:g}", value) for kind, value in figures.items()))
 
 
-def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
-    yield Line(run.run, round_.round, "", "outcome", round_.outcome)
-    for name in ("online", "selected", "arrived", "late", "failed"):
-        yield _figure(run, round_.round, "", name, getattr(round_, name))
-    yield from _metrics(run, round_)
-    for label, share in enumerate(round_.class_accuracy):
-        yield _figure(run, round_.round, "", f"class_accuracy.{label}", share)
-    for name, value in round_.terms.items():
-        yield _figure(run, round_.round, "", f"terms.{name}", value)
-    yield _amount(run, round_.round, "", "seconds", Amount(value=round_.seconds))
-    for name in ("joules", "bytes_up", "bytes_down"):
-        yield _amount(run, round_.round, "", name, getattr(round_, name))
-    yield from _exchange(run, round_.round, "", round_)
-    for name in ("seconds", "joules", "bytes"):
-        yield _amount(run, round_.round, "", f"{name}.until", getattr(round_.until, name))
-
-
-def _metrics(run: Digest, round_: RoundDigest) -> Iterator[Line]:
+def _round_figures(run: Digest, round_: RoundDigest) -> Figures:
+    for name in ("outcome", "online", "selected", "arrived", "late", "failed"):
+        yield name, getattr(round_, name)
     metric = run.metric.name
     scopes: list[Scope] = ["device", *known_fleet_scopes([run])]
-    figures = {metric: round_.metric_value()} | (round_.metrics or {})
-    figures |= {"test_loss": round_.test_loss, "loss": round_.loss}
-    figures |= {f"{scope}_{metric}": round_.metric_value(scope) for scope in scopes}
-    for name, value in figures.items():
-        yield _figure(run, round_.round, "", name, value)
+    metrics = {metric: round_.metric_value()} | (round_.metrics or {})
+    metrics |= {"test_loss": round_.test_loss, "loss": round_.loss}
+    yield from (metrics | {f"{scope}_{metric}": round_.metric_value(scope) for scope in scopes}).items()
+    yield from ((f"class_accuracy.{label}", share) for label, share in enumerate(round_.class_accuracy))
+    yield from ((f"terms.{name}", value) for name, value in round_.terms.items())
+    yield "seconds", Amount(value=round_.seconds)
+    yield "joules", round_.joules
+    yield from _traffic_figures(run, round_)
+    yield from ((f"{name}.until", getattr(round_.until, name)) for name in UNITS)
 
 
-def _device(run: Digest, device: DeviceDigest) -> Iterator[Line]:
-    for name in ("board", "version"):
-        yield Line(run.run, "", device.device, name, getattr(device, name), whole=_yes(bool(getattr(device, name))))
+def _device_figures(run: Digest, device: DeviceDigest) -> Figures:
+    yield "board", device.board or None
+    yield "version", device.version or None
     for name in ("went_away", "selected", "arrived", "late", "failed"):
-        yield _figure(run, "", device.device, name, getattr(device, name))
-    yield _figure(run, "", device.device, run.metric.name, device.metric_value)
-    for name, value in device.most.items():
-        yield Line(run.run, "", device.device, f"most.{name}", value)
-    yield _amount(run, "", device.device, "seconds.rounds", Amount(value=device.rounds_s))
-    yield from _splits(run, "", device)
+        yield name, getattr(device, name)
+    yield run.metric.name, device.metric_value
+    yield from ((f"most.{name}", value) for name, value in device.most.items())
+    yield "seconds.rounds", Amount(value=device.rounds_s)
+    yield from _cost_figures(run, device)
 
 
-def _task(run: Digest, task: TaskDigest) -> Iterator[Line]:
-    yield Line(run.run, task.round, task.device, "arrival", task.arrival)
+def _task_figures(run: Digest, task: TaskDigest) -> Figures:
+    yield "arrival", task.arrival
     if task.cause:
-        yield Line(run.run, task.round, task.device, "cause", task.cause)
-    yield _figure(run, task.round, task.device, "examples", task.examples)
-    yield _figure(run, task.round, task.device, "loss", task.loss)
-    for name, value in task.told.items():
-        yield Line(run.run, task.round, task.device, f"told.{name}", value)
-    yield from _splits(run, task.round, task)
+        yield "cause", task.cause
+    yield "examples", task.examples
+    yield "loss", task.loss
+    yield from ((f"told.{name}", value) for name, value in task.told.items())
+    yield from _cost_figures(run, task)
 
 
-def _splits(run: Digest, number: int | str, entry: TaskDigest | DeviceDigest) -> Iterator[Line]:
-    splits: tuple[tuple[str, Seconds | Joules], ...] = (("seconds", entry.seconds), ("joules", entry.joules))
-    for name, split in splits:
+def _cost_figures(run: Digest, entry: TaskDigest | DeviceDigest) -> Figures:
+    for kind, split in (("seconds", entry.seconds), ("joules", entry.joules)):
         for part in split.__struct_fields__:
-            if getattr(split, part) != NONE or part not in RARE or (part == "exchange" and run.split):
-                yield _amount(run, number, entry.device, f"{name}.{part}", getattr(split, part))
-    for name in ("bytes_up", "bytes_down"):
-        yield _amount(run, number, entry.device, name, getattr(entry, name))
-    yield from _exchange(run, number, entry.device, entry)
+            amount = getattr(split, part)
+            if amount != NONE or part not in RARE or (part == "exchange" and run.split):
+                yield f"{kind}.{part}", amount
+    yield from _traffic_figures(run, entry)
 
 
-def _exchange(run: Digest, number: int | str, device: str, traffic: Traffic) -> Iterator[Line]:
-    for name in sorted({*run.traffic} - {"bytes_up", "bytes_down"}):
-        yield _amount(run, number, device, name, getattr(traffic, name))
-
-
-def _figure(run: Digest, number: int | str, device: str, name: str, value: float | None) -> Line:
-    return Line(run.run, number, device, name, "" if value is None else value, whole=_yes(value is not None))
-
-
-def _amount(run: Digest, number: int | str, device: str, name: str, amount: Amount) -> Line:
-    kind = "bytes" if name.endswith("_bytes") else name.partition(".")[0].partition("_")[0]
-    value: float | str = "" if amount.value is None else round(amount.value) if kind == "bytes" else amount.value
-    clock = ("wall" if run.live else "virtual") if kind == "seconds" else ""
-    complete = _yes(amount.whole and amount.value is not None)
-    return Line(run.run, number, device, name, value, UNITS[kind], complete, amount.quality or "", clock)
-
-
-def _yes(condition: object) -> str:
-    return "yes" if condition else "no"
+def _traffic_figures(run: Digest, traffic: Traffic) -> Figures:
+    model = ("bytes_up", "bytes_down")
+    return ((name, getattr(traffic, name)) for name in (*model, *sorted({*run.traffic} - {*model})))

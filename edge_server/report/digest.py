@@ -5,18 +5,14 @@ Unknown amounts are never counted as zero: sums over them become lower bounds or
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.plan.plan import Plan
-from shared.protocol.measurements import Cost, Quality
-
-QUALITIES: tuple[Quality, ...] = ("measured", "corrected", "modelled")
+from edge_server.record.amounts import NONE, Amount
 
 ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
 MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
@@ -25,76 +21,17 @@ MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "mem
 Scope: TypeAlias = Literal["", "global", "fleet", "device"]
 """Examples and models of a figure: the run's own, the aggregated model, all devices, or the devices of the round."""
 FLEET_SCOPES: tuple[Scope, ...] = ("global", "fleet")
+TRAFFIC_LABELS: Mapping[str, str] = {
+    "bytes_down": "model bytes down",
+    "bytes_up": "model bytes up",
+    "gradient_bytes": "gradient bytes down",
+    "features_bytes": "features bytes up",
+    "statistics_bytes": "bytes of measuring running statistics",
+}
+"""Labels of `Traffic` fields in a run with a split session, down before up."""
+SPLIT_TRAFFIC = ("gradient_bytes", "features_bytes")
+"""Traffic that only a split session has."""
 Metrics: TypeAlias = "dict[str, float] | msgspec.UnsetType"
-
-
-class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """A value, or a sum of values.
-
-    Attributes:
-        value: In SI units; None if no part is known, or there is nothing to sum.
-        whole: Whether every part is known; if not, `value` is a lower bound.
-        quality: The worst of the parts'; None if no part reports one.
-    """
-
-    value: float | None = None
-    whole: bool = True
-    quality: Quality | None = None
-
-
-UNKNOWN = Amount(whole=False)
-NONE = Amount()
-"""Nothing to measure: neither a value nor zero."""
-
-
-def sum_known(parts: Iterable[Amount]) -> Amount:
-    """Return the sum of the known parts."""
-    parts = list(parts)
-    values = [part.value for part in parts if part.value is not None]
-    return Amount(
-        value=math.fsum(values) if values else None,
-        whole=all(part.whole for part in parts),
-        quality=worst_quality([part.quality for part in parts if part.value is not None]),
-    )
-
-
-def worst_quality(qualities: Iterable[Quality | None]) -> Quality | None:
-    """Return the quality farthest from measured, or None if there is none."""
-    return max((quality for quality in qualities if quality), key=QUALITIES.index, default=None)
-
-
-def amount_or_unknown(value: float | None, quality: Quality | None = None) -> Amount:
-    """Return one value as an amount; `UNKNOWN` for None and implausible values."""
-    return UNKNOWN if value is None or not abs(value) <= MOST_PLAUSIBLE else Amount(value=float(value), quality=quality)
-
-
-def share_or_none(value: float | None) -> float | None:
-    """Return a fraction from 0 to 1; None for others, which old servers recorded."""
-    return value if value is not None and 0 <= value <= 1 else None
-
-
-def cost_amount(cost: Cost | None, name: str) -> Amount:
-    """Return a field of a task's cost by its name in `Cost`."""
-    if cost is None:
-        return UNKNOWN
-    provenance = cost.provenance.get(name)
-    return amount_or_unknown(getattr(cost, name), provenance.quality if provenance else None)
-
-
-def remaining_seconds(whole_s: float, parts: Sequence[Amount]) -> Amount:
-    """Return the seconds not accounted for by the parts; unknown if a part is unknown."""
-    parts_sum = sum_known(parts)
-    if parts_sum.value is None or not parts_sum.whole:
-        return UNKNOWN
-    return Amount(value=max(0.0, whole_s - parts_sum.value), quality=parts_sum.quality)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values, interpolated linearly."""
-    position = share * (len(values) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (position - low) * (values[high] - values[low])
 
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
@@ -105,13 +42,12 @@ class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the parts of a digest."""
 
 
-class Seconds(DigestPart, frozen=True, kw_only=True):
-    """Seconds of a device by activity.
+class Activities(DigestPart, frozen=True, kw_only=True):
+    """Amounts of a device by activity.
 
     Attributes:
         exchange: In a split session, from features sent to gradients received; `NONE` without one.
         statistics: The whole session that re-measured running statistics; `NONE` without one.
-        waiting: Rest of the rounds after the other parts; unknown if one of them is.
     """
 
     download: Amount
@@ -119,22 +55,17 @@ class Seconds(DigestPart, frozen=True, kw_only=True):
     upload: Amount
     exchange: Amount = NONE
     statistics: Amount = NONE
+
+
+class Seconds(Activities, frozen=True, kw_only=True):
+    """Seconds of a device; `waiting` is the rest of the rounds, unknown if a part of them is."""
+
     waiting: Amount
 
 
-class Joules(DigestPart, frozen=True, kw_only=True):
-    """Joules of a device by activity, of the whole device and idle power included.
+class Joules(Activities, frozen=True, kw_only=True):
+    """Joules of the whole device, idle power included; `above_idle` is their sum less idle power over their seconds."""
 
-    Attributes:
-        exchange, statistics: As in `Seconds`.
-        above_idle: Sum of the parts less idle power over the same seconds.
-    """
-
-    download: Amount
-    compute: Amount
-    upload: Amount
-    exchange: Amount = NONE
-    statistics: Amount = NONE
     above_idle: Amount
 
 
@@ -329,9 +260,9 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     @property
     def traffic(self) -> list[str]:
         """Fields of `Traffic` that the run has, down before up."""
-        exchanged = ["gradient_bytes", "features_bytes"] if self.split else []
         measured = any(round_.statistics_bytes != NONE for round_ in self.rounds)
-        return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
+        absent = {*(() if self.split else SPLIT_TRAFFIC), *(() if measured else ("statistics_bytes",))}
+        return [name for name in TRAFFIC_LABELS if name not in absent]
 
 
 def known_fleet_scopes(runs: Iterable[Digest]) -> list[Scope]:

@@ -9,7 +9,8 @@ import msgspec
 
 from edge_server.fleet.reading_cell import MARKS
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.report.digest import Amount
+from edge_server.record.amounts import Amount
+from edge_server.report.digest import TRAFFIC_LABELS
 from shared.protocol.messages import Spec
 from shared.protocol.unit import Units
 from shared.protocol.units import BYTES, JOULES, SECONDS, choose_unit
@@ -25,15 +26,6 @@ LEGEND = (
     f"{MARKS['modelled']} modelled: computed, not measured; {AT_LEAST} not all of it is known: at least that; "
     f"{NOTHING} not known."
 )
-
-TRAFFIC_LABELS: Mapping[str, str] = {
-    "bytes_up": "model bytes up",
-    "bytes_down": "model bytes down",
-    "features_bytes": "features bytes up",
-    "gradient_bytes": "gradient bytes down",
-    "statistics_bytes": "bytes of measuring running statistics",
-}
-"""Labels of `Traffic` fields in a run with a split session."""
 
 UNITS: Mapping[str, Units] = {"seconds": SECONDS, "joules": JOULES, "bytes": BYTES}
 

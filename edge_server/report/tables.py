@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from markupsafe import Markup
 
+from edge_server.record.amounts import Amount
 from edge_server.report import targets as compare
-from edge_server.report.digest import ARRIVALS, Amount, Digest, Traffic, common_metric, metric_name
+from edge_server.report.digest import ARRIVALS, Digest, Traffic, common_metric, metric_name
 from edge_server.report.formatting import (
     NOTHING,
     bytes_label,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.report.digest import Amount, Digest, RoundDigest, common_metric
+from edge_server.record.amounts import Amount
+from edge_server.report.digest import Digest, RoundDigest, common_metric
 from shared.tensors.counts import floor_share
 
 STEPS_BELOW_BEST = (0.0, 0.05, 0.1)

@@ -191,7 +191,8 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     records, algorithm = store.records(), plan_algorithm(plan)
     plugins, metric = plan_plugins(plan), record_metric(build_objective(plan.objective))
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, compared=metric, plugins=plugins or msgspec.UNSET)
-    new = msgspec.structs.replace(new, statistics_batches=choose_batches(plan, algorithm))
+    personal = True if algorithm.personal else msgspec.UNSET
+    new = msgspec.structs.replace(new, statistics_batches=choose_batches(plan, algorithm), personal=personal)
     begun = await server.worker(check_weights, _find_beginning(records, plan), new)
     require_recorded(begun, plugins)
     test, labelled = examples = await _load_server_examples(plan, server)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edge_server.journal.compared import compared_metric, devices_value, server_value
+from edge_server.journal.compared import compared_metric, devices_value, is_personal, server_value
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
 from edge_server.journal.records import (
@@ -24,7 +24,6 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.report.progress_bar import NewsBar, print_line
-from edge_server.report.summarise import is_personal
 from edge_server.trial.tables import format_number
 
 POLL_S = 0.1

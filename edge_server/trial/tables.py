@@ -12,7 +12,14 @@ from typing import TypeAlias
 import msgspec
 
 from edge_server.fleet.reading_cell import MARKS
-from edge_server.journal.compared import compared_metric, device_value, devices_value, devices_values, server_value
+from edge_server.journal.compared import (
+    compared_metric,
+    device_value,
+    devices_value,
+    devices_values,
+    is_personal,
+    server_value,
+)
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
@@ -33,7 +40,6 @@ from edge_server.journal.records import (
     valid_records,
 )
 from edge_server.journal.runs import RunSummary, make_round_namer
-from edge_server.report.summarise import is_personal
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits_width

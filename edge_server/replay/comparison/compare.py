@@ -1,69 +1,60 @@
-"""Comparison of a replay with its recorded run, by round and task."""
+"""Comparison of a replay with its recorded run: a join by round and task."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, drop_void
+from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted
+from edge_server.record.amounts import Amount, quantile
+from edge_server.record.index import RunRecord
 from edge_server.report.digest import (
     FLEET_SCOPES,
-    Amount,
+    SPLIT_TRAFFIC,
+    TRAFFIC_LABELS,
     Digest,
-    RoundDigest,
     Scope,
     TaskDigest,
     common_metric,
     known_fleet_scopes,
-    quantile,
 )
-from edge_server.report.summarise import digest_run
+from edge_server.report.summarise import PARTS, digest_record
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
 Skips: TypeAlias = Counter[tuple[str, str]]
 """Number of values that were not compared, by figure and reason."""
-K = TypeVar("K", int, tuple[int, str])
-T = TypeVar("T")
 
-ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
-    "round_s": lambda digest: digest.seconds,
-    "loss": lambda digest: digest.loss,
-    "test_loss": lambda digest: digest.test_loss,
-    "accuracy": lambda digest: digest.accuracy,
-    "device_accuracy": lambda digest: digest.device_accuracy,
-    "global_accuracy": lambda digest: digest.global_accuracy,
-    "fleet_accuracy": lambda digest: digest.fleet_accuracy,
-}
 SCOPES: tuple[Scope, ...] = ("", "device", *FLEET_SCOPES)
-TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
-    "download_s": lambda task: _known_value(task.seconds.download),
-    "compute_s": lambda task: _known_value(task.seconds.compute),
-    "exchange_s": lambda task: _known_value(task.seconds.exchange),
-    "upload_s": lambda task: _known_value(task.seconds.upload),
-    "download_joules": lambda task: _known_value(task.joules.download),
-    "compute_joules": lambda task: _known_value(task.joules.compute),
-    "exchange_joules": lambda task: _known_value(task.joules.exchange),
-    "upload_joules": lambda task: _known_value(task.joules.upload),
-    "bytes_down": lambda task: _known_value(task.bytes_down),
-    "bytes_up": lambda task: _known_value(task.bytes_up),
-    "gradient_bytes": lambda task: _known_value(task.gradient_bytes),
-    "features_bytes": lambda task: _known_value(task.features_bytes),
+ROUND = ("round_s", "loss", "test_loss", *(f"{scope}_accuracy".strip("_") for scope in SCOPES))
+PATHS: Mapping[str, str] = {
+    **{f"{part}_s": f"seconds.{part}" for part in PARTS},
+    **{f"{part}_joules": f"joules.{part}" for part in PARTS},
+    **{name: name for name in TRAFFIC_LABELS if name != "statistics_bytes"},
 }
-# Figures of split sessions only.
-EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
+"""Place of each figure in a task."""
+TASK = tuple(PATHS)
+EXCHANGE = ("exchange_s", "exchange_joules", *SPLIT_TRAFFIC)
+"""Figures of split sessions only."""
 PAYLOAD = "payload_up_bytes"
-GOSSIP: Mapping[str, Callable[[Gossiped], float]] = {
-    "gossip_s": lambda gossip: gossip.seconds,
-    "gossip_bytes_up": lambda gossip: float(sum(gossip.bytes_up.values())),
-    "gossip_bytes_down": lambda gossip: float(sum(gossip.bytes_down.values())),
-}
+GOSSIP = ("gossip_s", "gossip_bytes_up", "gossip_bytes_down")
 """Figures of a site's mixing with its neighbours after a round."""
 FIGURES = (*ROUND, *GOSSIP, *TASK, PAYLOAD)
 """Order in reports: rounds, then tasks. Byte counts include frame headers, except for payloads."""
+
+
+class Entry(NamedTuple):
+    """Outcome and figures of a round, a task or a gossip; an unknown figure is None."""
+
+    outcome: str
+    figures: Mapping[str, float | None]
+
+
+Entries: TypeAlias = Mapping[tuple[int, str], Entry]
+"""Entries by round and device; the device is empty for those of a round."""
 
 
 class GapPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,72 +159,129 @@ def compare_runs(
     Raises:
         ConfigError: A journal lacks the start of its run.
     """
-    before, after = digest_run(recorded), digest_run(replayed)
+    runs = RunRecord(recorded), RunRecord(replayed)
+    digests = digest_record(runs[0]), digest_record(runs[1])
     skipped: Skips = Counter()
-    pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
-    pairs += _gossips(recorded, replayed, skipped)
-    recorded_updates, replayed_updates = _updates(recorded), _updates(replayed)
-    both = sorted(recorded_updates.keys() & replayed_updates.keys())
-    sent = [key for key in both if recorded_updates[key].update.params or replayed_updates[key].update.params]
-    for key in sent:
-        pairs += _pair_figures(PAYLOAD, key, (_size(recorded_updates[key]), _size(replayed_updates[key])), skipped)
+    updates = [{key: timed.record for key, timed in run.accepted.items()} for run in runs]
+    both = sorted(updates[0].keys() & updates[1].keys())
+    sent = [key for key in both if any(of_run[key].update.params for of_run in updates)]
+    pairs = [
+        *join_entries("round", _round_entries(digests), skipped),
+        *join_entries("task", _task_entries(digests), skipped),
+        *join_entries("gossip", [_gossip_entries(run) for run in runs], skipped),
+        *join_entries("update", [{key: _payload_entry(of_run[key]) for key in sent} for of_run in updates], skipped),
+    ]
+    starts = ((updates[0][key].update.start, updates[1][key].update.start) for key in both)
     return Gap(
-        recorded=before.run,
-        replayed=after.run,
+        recorded=digests[0].run,
+        replayed=digests[1].run,
         rounds=sum(pair.figure == "round_s" for pair in pairs),
         model=model,
         why=why,
-        starts=_count_matches((recorded_updates[key].update.start, replayed_updates[key].update.start) for key in both),
-        updates=_count_matches((_digest(recorded_updates[key]), _digest(replayed_updates[key])) for key in sent),
+        starts=_count_matches(starts),
+        updates=_count_matches((_digest(updates[0][key]), _digest(updates[1][key])) for key in sent),
         pairs=pairs,
-        spreads=[
-            error_spread(name, matching)
-            for name in ordered_figures(pairs)
-            if (matching := [pair for pair in pairs if pair.figure == name])
-        ],
+        spreads=error_spreads(pairs, ordered_figures(pairs)),
         skipped=[SkippedFigure(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
     )
+
+
+def error_spreads(pairs: Sequence[Pair], figures: Iterable[str]) -> list[ErrorSpread]:
+    """Return the error distribution of each figure that has pairs."""
+    by_figure: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_figure.setdefault(pair.figure, []).append(pair)
+    return [error_spread(name, by_figure[name]) for name in figures if name in by_figure]
 
 
 def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
     """Return the error distribution of a figure's pairs."""
     signed = sorted(pair.error for pair in pairs if pair.error is not None)
     sizes = sorted(map(abs, signed))
-    at = [quantile(sizes, share) if sizes else 0.0 for share in (0.1, 0.5, 0.9, 1.0)]
+    least_tenth, median, most_tenth, most = (quantile(sizes, at) if sizes else 0.0 for at in (0.1, 0.5, 0.9, 1.0))
     return ErrorSpread(
         figure=figure,
         count=len(pairs),
         exact=sum(pair.error == 0 for pair in pairs),
         boundless=len(pairs) - len(sizes),
-        least_tenth=at[0],
-        median=at[1],
-        most_tenth=at[2],
-        most=at[3],
+        least_tenth=least_tenth,
+        median=median,
+        most_tenth=most_tenth,
+        most=most,
         median_signed=quantile(signed, 0.5) if signed else 0.0,
     )
 
 
-def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
-    recorded_rounds, replayed_rounds = ({row.round: row for row in run.rounds} for run in (before, after))
-    figures = _round_figures(before, after)
-    for number, recorded, replayed in _match_keys(
-        "round", recorded_rounds, replayed_rounds, lambda recorded: recorded.outcome, skipped
-    ):
-        for figure in figures:
-            read = figures[figure]
-            yield from _pair_figures(figure, (number, ""), (read(recorded), read(replayed)), skipped)
+def join_entries(what: str, runs: Iterable[Entries], skipped: Skips) -> Iterator[Pair]:
+    """Yield the pairs of figures of entries that both runs have with the same outcome; count all others as skipped.
+
+    Args:
+        runs: The recorded and the replayed one.
+    """
+    recorded, replayed = runs
+    for key in sorted(recorded.keys() | replayed.keys()):
+        if key not in recorded or key not in replayed:
+            skipped[what, f"only {'recorded' if key in recorded else 'replayed'}"] += 1
+            continue
+        before, after = recorded[key], replayed[key]
+        if before.outcome != after.outcome:
+            skipped[what, f"recorded as {before.outcome}, replayed as {after.outcome}"] += 1
+            continue
+        for figure, value in before.figures.items():
+            other = after.figures[figure]
+            if value is not None and other is not None:
+                yield Pair(figure=figure, round=key[0], device=key[1], recorded=value, replayed=other)
+            else:
+                place = "in neither run" if value is other else "only recorded" if other is None else "only replayed"
+                skipped[figure, f"known {place}"] += 1
 
 
-def _round_figures(before: Digest, after: Digest) -> dict[str, Callable[[RoundDigest], float | None]]:
-    """Return the figures of a round by name; the compared metric takes the place of the accuracy."""
-    metric, known = common_metric([before, after]), known_fleet_scopes([before, after])
-    scopes = [scope for scope in SCOPES if scope not in FLEET_SCOPES or scope in known]
-    accuracies = {f"{scope}_accuracy".strip("_") for scope in SCOPES}
-    figures = {name: read for name, read in ROUND.items() if name not in accuracies}
-    if metric is None:
-        return figures
-    names = {f"{scope}_{metric.name}".removeprefix("_"): scope for scope in scopes}
-    return figures | {name: partial(RoundDigest.metric_value, scope=scope) for name, scope in names.items()}
+def _round_entries(runs: tuple[Digest, Digest]) -> list[Entries]:
+    """Return the figures of rounds; the compared metric takes the place of the accuracy."""
+    metric, fleet = common_metric(runs), known_fleet_scopes(runs)
+    scopes = [scope for scope in SCOPES if scope not in FLEET_SCOPES or scope in fleet] if metric else []
+    names = {f"{scope}_{metric.name}".removeprefix("_"): scope for scope in scopes} if metric else {}
+    return [
+        {
+            (row.round, ""): Entry(
+                row.outcome,
+                {"round_s": row.seconds, "loss": row.loss, "test_loss": row.test_loss}
+                | {name: row.metric_value(scope) for name, scope in names.items()},
+            )
+            for row in run.rounds
+        }
+        for run in runs
+    ]
+
+
+def _task_entries(runs: tuple[Digest, Digest]) -> list[Entries]:
+    is_split = any(run.split for run in runs)
+    paths = {name: path for name, path in PATHS.items() if is_split or name not in EXCHANGE}
+
+    def entry(task: TaskDigest) -> Entry:
+        amounts = {name: attrgetter(path)(task) for name, path in paths.items()}
+        return Entry(task.arrival, {name: _whole_value(amount) for name, amount in amounts.items()})
+
+    return [{(task.round, task.device): entry(task) for task in run.tasks} for run in runs]
+
+
+def _gossip_entries(run: RunRecord) -> Entries:
+    return {
+        (number, ""): Entry(
+            f"with {', '.join(sorted(gossip.on)) or 'nobody'}",
+            dict(zip(GOSSIP, _gossip_values(gossip), strict=True)),
+        )
+        for number, gossip in run.gossips.items()
+    }
+
+
+def _gossip_values(gossip: Gossiped) -> tuple[float, float, float]:
+    return gossip.seconds, float(sum(gossip.bytes_up.values())), float(sum(gossip.bytes_down.values()))
+
+
+def _payload_entry(accepted: UpdateAccepted) -> Entry:
+    params = accepted.update.params
+    return Entry("", {PAYLOAD: float(params.size) if params else None})
 
 
 def ordered_figures(pairs: Iterable[Pair], after: Sequence[str] = ()) -> list[str]:
@@ -246,64 +294,6 @@ def ordered_figures(pairs: Iterable[Pair], after: Sequence[str] = ()) -> list[st
     return [*ROUND, *others, *(name for name in FIGURES if name not in ROUND), *after]
 
 
-def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
-    recorded_tasks, replayed_tasks = ({(row.round, row.device): row for row in run.tasks} for run in (before, after))
-    figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
-    for key, recorded, replayed in _match_keys(
-        "task", recorded_tasks, replayed_tasks, lambda recorded: recorded.arrival, skipped
-    ):
-        for figure in figures:
-            yield from _pair_figures(figure, key, (TASK[figure](recorded), TASK[figure](replayed)), skipped)
-
-
-def _gossips(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], skipped: Skips) -> Iterator[Pair]:
-    recorded_gossips, replayed_gossips = (
-        {record.round: record for record in those if isinstance(record, Gossiped)} for those in (recorded, replayed)
-    )
-    for number, before, after in _match_keys("gossip", recorded_gossips, replayed_gossips, _describe_edges, skipped):
-        for figure, of in GOSSIP.items():
-            yield Pair(figure=figure, round=number, recorded=of(before), replayed=of(after))
-
-
-def _describe_edges(gossip: Gossiped) -> str:
-    return f"with {', '.join(sorted(gossip.on)) or 'nobody'}"
-
-
-def _match_keys(
-    what: str, mine: Mapping[K, T], other: Mapping[K, T], ended: Callable[[T], str], skipped: Skips
-) -> Iterator[tuple[K, T, T]]:
-    """Yield the items that both runs have with the same outcome; count the others as skipped."""
-    for key in sorted(mine.keys() | other.keys()):
-        if key not in mine or key not in other:
-            skipped[what, f"only {'recorded' if key in mine else 'replayed'}"] += 1
-        elif ended(mine[key]) != ended(other[key]):
-            skipped[what, f"recorded as {ended(mine[key])}, replayed as {ended(other[key])}"] += 1
-        else:
-            yield key, mine[key], other[key]
-
-
-def _pair_figures(
-    figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Skips
-) -> Iterable[Pair]:
-    """Return the pair of two values; if one is unknown, count it as skipped and return nothing."""
-    recorded, replayed = values
-    if recorded is not None and replayed is not None:
-        return [Pair(figure=figure, round=key[0], device=key[1], recorded=recorded, replayed=replayed)]
-    runs = "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
-    skipped[figure, f"known {runs}"] += 1
-    return []
-
-
-def _updates(records: Sequence[AnyRecord]) -> dict[tuple[int, str], UpdateAccepted]:
-    return {
-        (record.round, record.device): record for record in drop_void(records) if isinstance(record, UpdateAccepted)
-    }
-
-
-def _size(accepted: UpdateAccepted) -> float | None:
-    return float(accepted.update.params.size) if accepted.update.params else None
-
-
 def _digest(accepted: UpdateAccepted) -> bytes:
     return accepted.update.params.digest if accepted.update.params else b""
 
@@ -313,6 +303,6 @@ def _count_matches(pairs: Iterable[tuple[bytes, bytes]]) -> MatchCount:
     return MatchCount(same=sum(matches), of=len(matches))
 
 
-def _known_value(amount: Amount) -> float | None:
+def _whole_value(amount: Amount) -> float | None:
     """Return an amount if all its parts are known."""
     return amount.value if amount.whole else None

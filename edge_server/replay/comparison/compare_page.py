@@ -17,10 +17,7 @@ from edge_server.report.summarise import natural_order
 from edge_server.report.tables import table
 
 NAMES = ("recorded", "replayed")
-OF_TASK = (
-    *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
-    *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
-)
+OF_TASK = [name for name in TASK if not name.endswith("_joules") or name == "compute_joules"]
 # Figures whose axis starts at their minimum instead of zero.
 RATES = (*(figure for figure in ROUND if figure != "round_s"), "mean_accuracy")
 # With more devices, the page has no curves per device, only the table.
@@ -58,14 +55,11 @@ def _rounds(gap: Gap) -> Markup:
 
 def render_errors(spreads: Sequence[ErrorSpread]) -> Markup:
     """Return a table of the error quantiles of every figure, with the median as a bar."""
-    rows = []
+    full, rows = compare_text.FULL, list[list[str]]()
     for spread in spreads:
-        errors = [compare_text.percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth)]
-        drawn = [Slice("compute", min(spread.median, compare_text.FULL), errors[1])]
-        bar = macro("bar")(drawn, compare_text.FULL)
-        rows.append([spread.figure, str(spread.count), str(spread.exact), *errors, compare_text.most(spread), bar])
-    heads = ["figure", "pairs", "exact", "10 %", "median", "90 %", "most", f"median, 0 to {compare_text.FULL:.0%}"]
-    return table(heads, rows)
+        part = Slice("compute", min(spread.median, full), compare_text.percent(spread.median))
+        rows.append([*compare_text.error_cells(spread), macro("bar")([part], full)])
+    return table(["figure", *compare_text.HEADINGS, f"median, 0 to {full:.0%}"], rows)
 
 
 def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:

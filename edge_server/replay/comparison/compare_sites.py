@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.journal.records import AnyRecord
 from edge_server.replay.comparison.compare import (
+    Entries,
+    Entry,
     ErrorSpread,
     Gap,
     GapPart,
     Model,
     Pair,
     SkippedFigure,
-    error_spread,
+    error_spreads,
+    join_entries,
     ordered_figures,
 )
-from edge_server.report.sites.digest import MixingDigest, SitesDigest
+from edge_server.report.sites.digest import SitesDigest
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
 from shared.errors import ConfigError
@@ -24,13 +28,13 @@ from shared.errors import ConfigError
 Journals: TypeAlias = Mapping[str, Sequence[AnyRecord]]
 """Records by site."""
 
-OF_ALL: Mapping[str, Callable[[MixingDigest], float | None]] = {
-    "whole_s": lambda mixing: mixing.whole_s,
-    "mean_accuracy": lambda mixing: mixing.mean,
-    "disagreement_before": lambda mixing: mixing.before,
-    "disagreement_after": lambda mixing: mixing.after,
+OF_ALL: Mapping[str, str] = {
+    "whole_s": "whole_s",
+    "mean_accuracy": "mean",
+    "disagreement_before": "before",
+    "disagreement_after": "after",
 }
-"""Figures over all sites at the end of each global round; see `edge_server.report.sites.digest`."""
+"""Figures over all sites at the end of each global round, by their place in `MixingDigest`."""
 
 
 class SitesGap(GapPart, frozen=True, kw_only=True):
@@ -68,9 +72,9 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
         ConfigError: The runs do not belong to the sites of one plan.
     """
     before, after = _digest_all_sites(recorded), _digest_all_sites(replayed)
-    pairs = list(_pairs(before, after))
+    entries = [_entries(digest, before.metric.name) for digest in (before, after)]
+    pairs = list(join_entries("round", entries, Counter()))
     every = [*(pair for gap in gaps.values() for pair in gap.pairs), *pairs]
-    names = ordered_figures(every, tuple(OF_ALL))
     alone = sorted(recorded.keys() ^ replayed.keys())
     return SitesGap(
         recorded=before.name,
@@ -78,11 +82,7 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
         sites=dict(gaps),
         model=_combine_models([gap.model for gap in gaps.values()]),
         pairs=pairs,
-        spreads=[
-            error_spread(name, matching)
-            for name in names
-            if (matching := [pair for pair in every if pair.figure == name])
-        ],
+        spreads=error_spreads(every, ordered_figures(every, tuple(OF_ALL))),
         skipped=[
             SkippedFigure(what=f"site {site}", why="only recorded" if site in recorded else "only replayed", count=1)
             for site in alone
@@ -102,11 +102,9 @@ def _combine_models(models: Iterable[Model]) -> Model:
     return "different" if "different" in distinct else "unknown" if distinct != {"same"} else "same"
 
 
-def _pairs(before: SitesDigest, after: SitesDigest) -> Iterable[Pair]:
-    recorded_mixings, replayed_mixings = ({row.round: row for row in digest.mixings} for digest in (before, after))
-    for number in sorted(recorded_mixings.keys() & replayed_mixings.keys()):
-        for figure, read_figure in OF_ALL.items():
-            recorded, replayed = read_figure(recorded_mixings[number]), read_figure(replayed_mixings[number])
-            if recorded is not None and replayed is not None:
-                name = f"mean_{before.metric.name}" if figure == "mean_accuracy" else figure
-                yield Pair(figure=name, round=number, recorded=recorded, replayed=replayed)
+def _entries(digest: SitesDigest, metric: str) -> Entries:
+    names = {f"mean_{metric}" if figure == "mean_accuracy" else figure: field for figure, field in OF_ALL.items()}
+    return {
+        (mixing.round, ""): Entry("", {figure: getattr(mixing, field) for figure, field in names.items()})
+        for mixing in digest.mixings
+    }

@@ -8,6 +8,7 @@ from edge_server.replay.comparison.compare import ErrorSpread, Gap, MatchCount, 
 from edge_server.replay.comparison.compare_sites import SitesGap
 from shared.runtime.text_table import TextColumn, TextTable
 
+HEADINGS = ("pairs", "exact", "10 %", "median", "90 %", "most")
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
 # Characters of a bar, and the error that fills it.
 WIDTH, FULL = 16, 0.2
@@ -18,13 +19,15 @@ PARTS = " ▏▎▍▌▋▊▉"
 
 def table(spreads: Sequence[ErrorSpread]) -> TextTable:
     """Return a table of the error distribution of every figure."""
-    headings = ("pairs", "exact", "10 %", "median", "90 %", "most")
-    columns = (TextColumn("error of"), *(TextColumn(heading, right=True) for heading in headings))
-    rows = []
-    for spread in spreads:
-        quantiles = (percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth))
-        rows.append((spread.figure, str(spread.count), str(spread.exact), *quantiles, most(spread), bar(spread.median)))
+    columns = (TextColumn("error of"), *(TextColumn(heading, right=True) for heading in HEADINGS))
+    rows = [(*error_cells(spread), bar(spread.median)) for spread in spreads]
     return TextTable([*columns, TextColumn(f"median, 0 to {FULL:.0%}")], rows)
+
+
+def error_cells(spread: ErrorSpread) -> list[str]:
+    """Return the cells of a figure's errors, under its name and `HEADINGS`."""
+    errors = (percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth))
+    return [spread.figure, str(spread.count), str(spread.exact), *errors, most(spread)]
 
 
 def lines(gap: Gap) -> list[str]:

@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any
 
 from device_agent.measurement.link_rate import STEP_SHARE
+from edge_server.record.rows import Presence, Sample, Step, TaskRow
 from edge_server.replay.devices.behaviour import ALWAYS
 from edge_server.replay.devices.curve import Curve, steps
-from edge_server.replay.trace.schema import Presence, Sample, Step, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.protocol.messages import MERGES_SINGLE
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from edge_server.record.rows import Round, TaskRow
 from edge_server.replay.devices.recorded_device import load_devices, measured_spans_s, server_training_s
 from edge_server.replay.devices.recorded_link import server_wait_s
-from edge_server.replay.trace.schema import Round, TaskRow
 from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.round import ROUND_END, SERVER_TRAINING
 from edge_server.rounds.split.session import SPLIT_STEP

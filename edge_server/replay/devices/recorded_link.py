@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from edge_server.record.rows import TaskRow
 from edge_server.replay.devices.behaviour import Direction
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.flow import Flow
 from edge_server.replay.devices.recorded_device import RecordedDevice
-from edge_server.replay.trace.schema import TaskRow
 
 
 def link_flows(device: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:

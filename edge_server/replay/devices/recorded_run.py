@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 
+from edge_server.record.rows import TaskRow
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
 from edge_server.replay.devices.recorded_device import RecordedDevice, load_devices
 from edge_server.replay.devices.recorded_link import exchange_w, link_flows, radio_joules
 from edge_server.replay.devices.recorded_work import StepShares, compute_step_shares, count_trainable_parameters
-from edge_server.replay.trace.schema import TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance

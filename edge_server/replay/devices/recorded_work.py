@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edge_server.replay.trace.schema import DecisionRow
+from edge_server.record.rows import DecisionRow
 from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import build_blank

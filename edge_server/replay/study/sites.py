@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
-from edge_server.report.digest import Amount, Digest, RoundDigest, Scope, SpentByRound, sum_known
+from edge_server.record.amounts import Amount, sum_known
+from edge_server.report.digest import ARRIVALS, Digest, RoundDigest, SpentByRound, Traffic
 from edge_server.report.summarise import digest_run
 
 # From worst to best: a cell's outcome is that of its worst site.
 OUTCOMES = ("diverged", "stopped", "unfinished", "finished")
+COUNTS = ("selected", *ARRIVALS)
+MEANS = ("accuracy", "test_loss", "loss", "device_accuracy")
 
 
 def digest_cell(folder: Path, plan: Plan) -> Digest:
@@ -81,28 +85,22 @@ def _merge_rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]
 def _merge_round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
     """Merge one round of all sites, which began when all sites had ended the previous one."""
     until = _merge_spent([row.until for row in sites])
+    counts: dict[str, Any] = {name: sum(getattr(row, name) for row in sites) for name in COUNTS}
+    means: dict[str, Any] = {name: _mean(getattr(row, name) for row in sites) for name in MEANS}
+    if all(row.value is not msgspec.UNSET for row in sites):
+        means["value"] = _mean(row.metric_value() for row in sites)
+        means["device_value"] = _mean(row.metric_value("device") for row in sites)
+    sums = ("joules", *Traffic.__struct_fields__)
+    amounts: dict[str, Any] = {name: sum_known(getattr(row, name) for row in sites) for name in sums}
     return RoundDigest(
         round=sites[0].round,
         outcome=next((row.outcome for row in sites if row.outcome != "aggregated"), "aggregated"),
         online=None if any(row.online is None for row in sites) else sum(row.online or 0 for row in sites),
-        selected=sum(row.selected for row in sites),
-        arrived=sum(row.arrived for row in sites),
-        late=sum(row.late for row in sites),
-        failed=sum(row.failed for row in sites),
-        accuracy=_mean(sites, lambda row: row.accuracy),
-        test_loss=_mean(sites, lambda row: row.test_loss),
-        loss=_mean(sites, lambda row: row.loss),
-        device_accuracy=_mean(sites, lambda row: row.device_accuracy),
-        value=_mean_or_unset(sites, ""),
-        device_value=_mean_or_unset(sites, "device"),
         seconds=max(0.0, (until.seconds.value or 0.0) - before_s),
-        joules=sum_known(row.joules for row in sites),
-        bytes_up=sum_known(row.bytes_up for row in sites),
-        bytes_down=sum_known(row.bytes_down for row in sites),
-        features_bytes=sum_known(row.features_bytes for row in sites),
-        gradient_bytes=sum_known(row.gradient_bytes for row in sites),
-        statistics_bytes=sum_known(row.statistics_bytes for row in sites),
         until=until,
+        **counts,
+        **means,
+        **amounts,
     )
 
 
@@ -114,14 +112,8 @@ def _merge_spent(sites: Sequence[SpentByRound]) -> SpentByRound:
     return SpentByRound(**{**sums, "seconds": seconds})
 
 
-def _mean_or_unset(sites: Sequence[RoundDigest], scope: Scope) -> float | msgspec.UnsetType | None:
-    """Return the mean of a compared metric other than the accuracy."""
-    if any(site.value is msgspec.UNSET for site in sites):
-        return msgspec.UNSET
-    return _mean(sites, lambda row: row.metric_value(scope))
-
-
-def _mean(sites: Sequence[RoundDigest], figure: Callable[[RoundDigest], float | None]) -> float | None:
-    """Return the mean of a figure over the sites; None if it is unknown at a site."""
-    values = [value for site in sites if (value := figure(site)) is not None]
-    return statistics.fmean(values) if len(values) == len(sites) else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean over the sites; None if a value is unknown at a site."""
+    every = list(values)
+    known_values = [value for value in every if value is not None]
+    return statistics.fmean(known_values) if len(known_values) == len(every) else None

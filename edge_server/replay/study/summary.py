@@ -9,17 +9,10 @@ from typing import Any, Literal
 import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY
+from edge_server.record.amounts import Amount, amount_or_unknown, sum_known, worst_quality
 from edge_server.replay.study.grid import Cell, describe_setting
 from edge_server.replay.study.result import Result
-from edge_server.report.digest import (
-    Amount,
-    Digest,
-    RoundDigest,
-    SpentByRound,
-    amount_or_unknown,
-    sum_known,
-    worst_quality,
-)
+from edge_server.report.digest import SPLIT_TRAFFIC, Digest, RoundDigest, SpentByRound
 from edge_server.report.targets import best_value, last_evaluated, round_reaching
 
 MIN_SPREAD = 2
@@ -207,7 +200,7 @@ def _cost_until(run: Digest, until: RoundDigest | None) -> CellCost:
         return CellCost()
     costs: SpentByRound = until.until
     rounds = amount_or_unknown(float(run.rounds.index(until) + 1))
-    exchanged = sum_known([costs.features_bytes, costs.gradient_bytes])
+    exchanged = sum_known(getattr(costs, name) for name in SPLIT_TRAFFIC)
     return CellCost(rounds=rounds, seconds=costs.seconds, joules=costs.joules, bytes=costs.bytes, exchanged=exchanged)
 
 

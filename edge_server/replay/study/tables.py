@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY
+from edge_server.record.amounts import Amount
 from edge_server.replay.study.summary import CellRow, CostSpread, Group, SeedSpread, StudySummary
-from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, NOTHING, format_amount, format_number, unit_of
 from shared.runtime.text_table import TextColumn, TextTable
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
+from edge_server.record.rows import DecisionRow, Step, TaskRow
 from edge_server.replay.trace.header import TraceHeader
-from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import derive_seed
@@ -49,7 +50,7 @@ def _names(originals: list[str], prefix: str) -> dict[str, str]:
     return {name: f"{prefix}-{place:0{width}d}" for place, name in enumerate(originals)}
 
 
-def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
+def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> Struct:
     changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
     if isinstance(row, TaskRow) and row.cause:
         changes["cause"] = "failed"
@@ -57,7 +58,7 @@ def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
         changes["seed"] = derive_seed(seed, row.round, names[row.device])
         if row.values.get(OWN_NAME) == row.device:
             changes["values"] = row.values | {OWN_NAME: names[row.device]}
-    renamed: TableRow = msgspec.structs.replace(row, **changes)
+    renamed: Struct = msgspec.structs.replace(row, **changes)
     return renamed
 
 

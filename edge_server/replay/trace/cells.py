@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from edge_server.replay.trace.schema import PROVENANCE, TABLES, WITH_PROVENANCE, TableRow, columns, unit_of
+from edge_server.record.rows import PROVENANCE, TABLES, columns, cost_figures, unit_of
 from shared.errors import ConfigError
-from shared.protocol.measurements import Provenance
+from shared.protocol.measurements import Cost, Provenance, StepCost
 
 T = TypeVar("T")
 
@@ -28,10 +29,14 @@ FORMULA = ("=", "+", "-", "@", "'")
 TREES = ("metrics", "refused", "values")
 
 
+# Figures of costs, none of which is negative.
+COSTS = {*Cost.__struct_fields__, *StepCost.__struct_fields__, "hertz"}
+
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def format_row(table: str, row: TableRow) -> list[str]:
+def format_row(table: str, row: Struct) -> list[str]:
     """Return a row's cells in the order of `columns`."""
     values: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
     for figure, provenance in values.pop("provenance", {}).items():
@@ -50,7 +55,7 @@ def _format_cell(value: object) -> str:
     return "" if value is None else repr(value)
 
 
-def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRow:
+def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> Struct:
     """Parse a row from its cells by column; unknown columns are ignored.
 
     Args:
@@ -64,7 +69,7 @@ def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> T
     for name in TREES:
         if name in fields:
             fields[name] = _decode_cell(partial(msgspec.json.decode, fields[name]), f"{name}`")
-    provenance = {figure: _provenance(figure, filled) for figure in WITH_PROVENANCE.get(table, ())}
+    provenance = {figure: _provenance(figure, filled) for figure in cost_figures(table)}
     if any(provenance.values()):
         fields["provenance"] = {figure: entry for figure, entry in provenance.items() if entry}
     read = _decode_cell(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
@@ -102,11 +107,11 @@ def _provenance(figure: str, filled: Mapping[str, str]) -> Provenance | None:
 
 
 def _require_plausible(name: str, value: object) -> None:
-    figures: list[object] = [value]
-    if isinstance(value, dict):
-        figures = [*value.values(), *(getattr(entry, "uncertainty", None) for entry in value.values())]
-    for figure in figures:
-        if isinstance(figure, float) and not math.isfinite(figure):
-            raise ConfigError(f"column `{name}`: {figure} is not finite")
-        if isinstance(figure, float) and unit_of(name) == "s" and figure > MAX_S:
-            raise ConfigError(f"column `{name}`: {figure:g} s is more than {MAX_S:g} s")
+    values = list(value.values()) if isinstance(value, dict) else [value]
+    for number in (getattr(entry, "uncertainty", entry) for entry in values):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ConfigError(f"column `{name}`: {number} is not finite")
+        if isinstance(number, float) and unit_of(name) == "s" and number > MAX_S:
+            raise ConfigError(f"column `{name}`: {number:g} s is more than {MAX_S:g} s")
+        if isinstance(number, int | float) and number < 0 and name in COSTS:
+            raise ConfigError(f"column `{name}`: {number} is negative")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
+from msgspec import Struct
 
+from edge_server.record.rows import TABLES, columns, unit_of
 from edge_server.replay.trace import header as headers
 from edge_server.replay.trace.cells import format_row, parse_row
 from edge_server.replay.trace.header import Table, TraceHeader
-from edge_server.replay.trace.schema import TABLES, TableRow, columns, unit_of
 from edge_server.replay.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
 from shared.runtime.durable import explain_disk_errors
@@ -48,7 +49,7 @@ def write(trace: Trace, folder: Path) -> None:
         (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
 
 
-def describe_tables(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Table]:
+def describe_tables(tables: Mapping[str, tuple[Struct, ...]]) -> dict[str, Table]:
     """Return the header's description of the tables."""
     return {
         table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
@@ -98,13 +99,13 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe without writer would block
 
 
-def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[TableRow]:
+def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[Struct]:
     path, expected = folder / f"{table}.csv", header.tables[table].rows
     count = 0
     with _open_bounded(path, MAX_FILE_BYTES) as file, _long_fields():
         reader = csv.reader(_lines(file), strict=True)
         try:
-            names = _check_columns(next(reader, []), table)
+            names = _check_columns(next(reader, []), table, header)
             for texts in reader:
                 count += 1
                 if len(texts) != len(names) or count > MAX_ROWS:
@@ -134,8 +135,8 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _check_columns(names: list[str], table: str) -> list[str]:
-    missing = [column for column in columns(table) if column not in names]
+def _check_columns(names: list[str], table: str, header: TraceHeader) -> list[str]:
+    missing = [column for column in columns(table) if column in header.tables[table].columns and column not in names]
     if missing:
         raise ConfigError(f"the column {missing[0]!r} is missing (of {len(missing)} in all)")
     if len(set(names)) != len(names):

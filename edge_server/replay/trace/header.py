@@ -11,7 +11,7 @@ from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.plan.check import check_structure
 from edge_server.plan.plan import Plan
 from edge_server.plan.removed_keys import without_removed_keys
-from edge_server.replay.trace.schema import TABLES, columns, unit_of
+from edge_server.record.rows import TABLES, columns, is_cost_column, unit_of
 from shared.errors import ConfigError
 
 FORMAT, VERSION = "fieldfleet-trace", 1
@@ -107,6 +107,7 @@ class TraceHeader(Header, frozen=True, kw_only=True):
         class_accuracy: Accuracy per class of the aggregated model on the server's test data, by round.
         terms: The algorithm's training figures by round, for example loss terms or supervised steps.
         compared: Metric by which the run's models are compared; unset for the accuracy, as in old traces.
+        personal: Devices have their own models; unset if not, and in old traces.
         metrics: The task's metrics of the aggregated model on the server's test data, by round; unset in runs without a
             table `[task]`.
         device_metrics: The same on the devices' held-out examples.
@@ -135,6 +136,7 @@ class TraceHeader(Header, frozen=True, kw_only=True):
     class_accuracy: dict[int, ClassShares] = {}
     terms: dict[int, dict[str, float]] = {}
     compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
+    personal: bool | msgspec.UnsetType = msgspec.UNSET
     metrics: dict[int, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
     device_metrics: dict[int, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET
     rewound: list[Rewind] = []
@@ -189,7 +191,8 @@ def _require_consistent(header: TraceHeader, path: Path) -> None:
         if table not in header.tables:
             raise ConfigError(f"{path}: tables: {table!r} is missing")
         units = header.tables[table].columns
-        for column in columns(table):
+        # a version that did not know a figure of a task has no column for it
+        for column in (name for name in columns(table) if name in units or not is_cost_column(name)):
             if column not in units:
                 raise ConfigError(f"{path}: {table}: column {column!r} is missing; every column of version 1 is needed")
             if units[column] != unit_of(column):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import msgspec
 
@@ -29,14 +28,13 @@ from edge_server.journal.records import (
     UpdateAccepted,
 )
 from edge_server.plan.plan import Plan
-from edge_server.replay.trace.observations import BOARD
-from edge_server.replay.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
+from edge_server.record.build import BOARD
+from edge_server.record.rows import DecisionRow, Fact, Round, Sample, Step, TaskRow, common_fields
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, SgdOptions, Transfer, Update
 
-COST = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
 # Parts of a cost that are not known yet when the update is sent.
 LATER = ("upload_s", "upload_joules", "bytes_up")
 
@@ -48,25 +46,15 @@ def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
         run: New name of the run; empty to keep it.
     """
     header = trace.header
-    name = run or header.run
-    run_opened = RunOpened(
-        run=name,
-        plan=header.plan,
-        started=header.started,
-        imported=True,
-        draw=header.draw,
-        statistics_batches=header.statistics_batches,
-        compared=header.compared,
-    )
+    opening = RunOpened(imported=True, **common_fields(header, RunOpened) | {"run": run or header.run})
     begun: list[AnyRecord] = [
-        ServerBegan(at=process.run_s, run_s=process.run_s, utc_s=process.utc_s, versions=process.versions)
-        for process in header.processes
+        ServerBegan(at=process.run_s, **common_fields(process, ServerBegan)) for process in header.processes
     ]
-    begun += [Rewound(round=rewind.round, cause=rewind.cause) for rewind in header.rewound]
+    begun += [Rewound(**common_fields(rewind, Rewound)) for rewind in header.rewound]
     ended: list[AnyRecord] = [Noted(what=note) for note in header.notes]
     if header.ended:
-        ended.append(RunClosed(outcome=header.ended.outcome, cause=header.ended.cause))
-    return [run_opened, *begun, *_sort_by_time(trace), *ended]
+        ended.append(RunClosed(**common_fields(header.ended, RunClosed)))
+    return [opening, *begun, *_sort_by_time(trace), *ended]
 
 
 def _sort_by_time(trace: Trace) -> list[AnyRecord]:
@@ -173,10 +161,7 @@ def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
 
 def _measurement_record(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
     return Measured(
-        by_device={
-            step.device: StepCost(**{name: getattr(step, name) for name in StepCost.__struct_fields__})
-            for step in steps
-        },
+        by_device={step.device: StepCost(**common_fields(step, StepCost)) for step in steps},
         metrics={task.device: task.metrics for task in tasks if task.metrics},
         failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
     )
@@ -207,24 +192,15 @@ def _assignment(row: DecisionRow, plan: Plan) -> Assignment:
 def _closing_record(row: Round, tasks: list[TaskRow], statistics_batches: int | None) -> RoundClosed:
     assert row.outcome != "open"
     arrived = [task for task in tasks if task.outcome == "arrived"]
-    return RoundClosed(
-        round=row.round,
-        outcome=row.outcome,
-        arrived=tuple(task.device for task in arrived),
-        failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
-        refused=row.refused,
-        loss=row.loss,
-        accuracy=row.accuracy,
-        test_loss=row.test_loss,
-        device_accuracy=row.device_accuracy,
-        seconds=row.seconds or 0.0,
-        bytes_up={task.device: task.arrived_bytes for task in arrived if task.arrived_bytes is not None},
-        bytes_down={task.device: task.bytes_down for task in arrived if task.bytes_down is not None},
-        at=row.closed_s,
-        steps=row.steps,
-        missed={task.device: task.missed_steps for task in tasks if task.missed_steps},
-        statistics_batches=statistics_batches,
-    )
+    fields = common_fields(row, RoundClosed) | {"seconds": row.seconds or 0.0}
+    fields |= {
+        "arrived": tuple(task.device for task in arrived),
+        "failed": {task.device: task.cause for task in tasks if task.outcome == "failed"},
+        "bytes_up": {task.device: task.arrived_bytes for task in arrived if task.arrived_bytes is not None},
+        "bytes_down": {task.device: task.bytes_down for task in arrived if task.bytes_down is not None},
+        "missed": {task.device: task.missed_steps for task in tasks if task.missed_steps},
+    }
+    return RoundClosed(at=row.closed_s, statistics_batches=statistics_batches, **fields)
 
 
 def _update_records(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
@@ -246,8 +222,8 @@ def _update_records(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
 
 
 def _cost(task: TaskRow) -> Cost:
-    figures: dict[str, Any] = {name: getattr(task, name) for name in COST}
-    return Cost(**figures, provenance={name: entry for name, entry in task.provenance.items() if name in COST})
+    fields = common_fields(task, Cost)
+    return Cost(**fields | {"provenance": {k: v for k, v in task.provenance.items() if k in Cost.__struct_fields__}})
 
 
 def _cost_in_update(cost: Cost) -> Cost:
@@ -261,15 +237,5 @@ def _update(run: str, task: TaskRow, cost: Cost) -> Update:
     if task.payload_bytes is not None:
         digest = bytes.fromhex(task.payload_digest)
         params = Transfer(digest=digest, size=task.payload_bytes, frame_bytes=task.frame_bytes or 0)
-    return Update(
-        run=run,
-        round=task.round,
-        device=task.device,
-        params=params,
-        start=bytes.fromhex(task.start_digest),
-        weight=task.weight,
-        num_examples=task.examples or 0,
-        loss=task.loss,
-        metrics=task.metrics,
-        cost=cost,
-    )
+    fields = common_fields(task, Update) | {"run": run, "params": params, "cost": cost}
+    return Update(start=bytes.fromhex(task.start_digest), num_examples=task.examples or 0, **fields)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from msgspec import Struct
+
+from edge_server.record.rows import DecisionRow, Fact, Presence, Round, Sample, Step, TaskRow, unit_of
 from edge_server.replay.trace.header import TraceHeader
-from edge_server.replay.trace.schema import DecisionRow, Fact, Presence, Round, Sample, Step, TableRow, TaskRow, unit_of
 from shared.errors import ConfigError
 
-R = TypeVar("R", bound=TableRow)
+R = TypeVar("R", bound=Struct)
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "tasks": ("round", "device"),
@@ -25,6 +27,16 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """Columns that identify a row of a table."""
 
 
+class RowsOf(Generic[R]):
+    """Attribute of a trace: the rows of one of its tables, in order."""
+
+    def __init__(self, name: str, kind: type[R]) -> None:  # noqa: ARG002 - the type of the rows
+        self._name = name
+
+    def __get__(self, trace: Trace, owner: type[Trace]) -> tuple[R, ...]:
+        return cast("tuple[R, ...]", trace.tables[self._name])
+
+
 @dataclass(frozen=True)
 class Trace:
     """Trace of one run.
@@ -34,42 +46,15 @@ class Trace:
     """
 
     header: TraceHeader
-    tables: Mapping[str, tuple[TableRow, ...]]
+    tables: Mapping[str, tuple[Struct, ...]]
 
-    @property
-    def tasks(self) -> tuple[TaskRow, ...]:
-        """Return the tasks, in order of round and device."""
-        return cast("tuple[TaskRow, ...]", self.tables["tasks"])
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Return the measured step costs by device."""
-        return cast("tuple[Step, ...]", self.tables["steps"])
-
-    @property
-    def rounds(self) -> tuple[Round, ...]:
-        """Return the rounds in order."""
-        return cast("tuple[Round, ...]", self.tables["rounds"])
-
-    @property
-    def decisions(self) -> tuple[DecisionRow, ...]:
-        """Return the assignments, in order of round and device."""
-        return cast("tuple[DecisionRow, ...]", self.tables["decisions"])
-
-    @property
-    def readings(self) -> tuple[Sample, ...]:
-        """Return the readings in order of time."""
-        return cast("tuple[Sample, ...]", self.tables["readings"])
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """Return the reported facts in order of time."""
-        return cast("tuple[Fact, ...]", self.tables["facts"])
-
-    @property
-    def presence(self) -> tuple[Presence, ...]:
-        """Return the changes of presence in order of time."""
-        return cast("tuple[Presence, ...]", self.tables["availability"])
+    tasks = RowsOf("tasks", TaskRow)
+    steps = RowsOf("steps", Step)
+    rounds = RowsOf("rounds", Round)
+    decisions = RowsOf("decisions", DecisionRow)
+    readings = RowsOf("readings", Sample)
+    facts = RowsOf("facts", Fact)
+    presence = RowsOf("availability", Presence)
 
 
 def check_trace(trace: Trace, folder: Path) -> Trace:
@@ -94,7 +79,7 @@ def check_trace(trace: Trace, folder: Path) -> Trace:
     return trace
 
 
-def _require_unique(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) -> None:
+def _require_unique(rows: Iterable[Struct], key: tuple[str, ...], path: Path) -> None:
     first_lines: dict[Hashable, int] = {}
     for line, row in enumerate(rows, 2):
         values = tuple(getattr(row, name) for name in key)

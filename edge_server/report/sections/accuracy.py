@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from edge_server.journal.compared_metric import ACCURACY
+from edge_server.record.amounts import quantile
 from edge_server.report.charts import COLOURS, Slice
-from edge_server.report.digest import Digest, common_metric, quantile
+from edge_server.report.digest import Digest, common_metric
 from edge_server.report.formatting import NOTHING, format_metric, format_share
 from edge_server.report.html import macro, render
 from edge_server.report.sections.time_energy import MOST_BARS, QUANTILES

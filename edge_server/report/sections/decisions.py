@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from edge_server.record.amounts import quantile
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import MANY_POINTS, Chart, ChartLine, Point, chart, thin_points
-from edge_server.report.digest import ARRIVALS, Arrival, Digest, TaskDigest, TaskValue, quantile
+from edge_server.report.digest import ARRIVALS, Arrival, Digest, TaskDigest, TaskValue
 from edge_server.report.html import clean, render
 
 CELL, GAP = 11, 1

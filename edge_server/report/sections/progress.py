@@ -12,18 +12,11 @@ from markupsafe import Markup
 
 from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.journal.compared_metric import ACCURACY
+from edge_server.record.amounts import Amount
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import Chart, ChartLine, Point, chart, upright_ticks
-from edge_server.report.digest import (
-    Amount,
-    Digest,
-    RoundDigest,
-    Scope,
-    common_metric,
-    known_fleet_scopes,
-    metric_name,
-)
+from edge_server.report.digest import Digest, RoundDigest, Scope, common_metric, known_fleet_scopes, metric_name
 from edge_server.report.html import render
 from edge_server.report.tables import run_names, seconds_label
 

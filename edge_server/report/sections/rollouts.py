@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from edge_server.journal.rollouts.state import RolloutState, RolloutSummary, summarise
-from edge_server.report.digest import amount_or_unknown
+from edge_server.record.amounts import amount_or_unknown
 from edge_server.report.formatting import format_amount
 from edge_server.report.html import render
 from edge_server.report.tables import table

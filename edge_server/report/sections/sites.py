@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from edge_server.journal.compared_metric import ACCURACY
+from edge_server.record.amounts import Amount
 from edge_server.report.axes import whole_ticks
 from edge_server.report.charts import Chart, ChartLine, Point, chart, upright_ticks
-from edge_server.report.digest import Amount
 from edge_server.report.formatting import NOTHING, format_amount, format_metric, format_number
 from edge_server.report.html import render
 from edge_server.report.sites.digest import MixingDigest, SiteDigest, SitesDigest

@@ -7,8 +7,9 @@ from operator import attrgetter
 
 from markupsafe import Markup
 
+from edge_server.record.amounts import Amount, quantile, sum_known
 from edge_server.report.charts import Slice
-from edge_server.report.digest import Amount, DeviceDigest, Digest, quantile, sum_known
+from edge_server.report.digest import DeviceDigest, Digest
 from edge_server.report.formatting import NOTHING, bytes_label, format_amount, format_metric, format_share
 from edge_server.report.html import macro, render
 from edge_server.report.summarise import PARTS, sum_joules

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from edge_server.record.amounts import Amount
 from edge_server.report import formatting
 from edge_server.report.axes import Axis, ticks
-from edge_server.report.digest import Amount, Digest, TaskDigest
+from edge_server.report.digest import Digest, TaskDigest
 from edge_server.report.html import clean, render
 from edge_server.report.sections.time_energy import PART_LABELS, activities
 from edge_server.report.tables import clock_kind

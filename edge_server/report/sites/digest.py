@@ -6,7 +6,7 @@ import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.outcome import RefusedModels
-from edge_server.report.digest import NONE, Amount
+from edge_server.record.amounts import NONE, Amount
 
 
 class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):

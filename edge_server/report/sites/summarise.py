@@ -15,20 +15,13 @@ from edge_server.journal.compared import measured_rounds
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.decision import Coordinated, TermBegan
 from edge_server.journal.outcome import refused_models
-from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, drop_void
+from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, valid_records
 from edge_server.journal.runs import make_round_namer
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
-from edge_server.report.digest import (
-    NONE,
-    Amount,
-    Digest,
-    RoundDigest,
-    amount_or_unknown,
-    quantile,
-    share_or_none,
-    sum_known,
-)
+from edge_server.record.amounts import NONE, Amount, amount_or_unknown, quantile, share_or_none, sum_known
+from edge_server.record.index import RunRecord
+from edge_server.report.digest import Digest, RoundDigest
 from edge_server.report.sites.digest import Coordinating, EdgeDigest, MixingDigest, SiteDigest, SitesDigest, Spread
 from edge_server.sites.graph import graph_edges, sizes_of
 from edge_server.sites.link import encode_plan
@@ -51,15 +44,13 @@ class SiteRun:
     @cached_property
     def gossips(self) -> dict[int, Gossiped]:
         """Gossips by round; of one repeated after a restart, the last."""
-        return {record.round: record for record in self.records if isinstance(record, Gossiped)}
+        return RunRecord(self.records).gossips
 
     @cached_property
     def openings(self) -> list[RoundOpened]:
         """Openings of training rounds."""
-        rounds = self.digest.plan.rounds
-        return [
-            record for record in drop_void(self.records) if isinstance(record, RoundOpened) and record.round <= rounds
-        ]
+        openings = valid_records(self.records, RoundOpened)
+        return [opening for opening in openings if opening.round <= self.digest.plan.rounds]
 
     @cached_property
     def rounds(self) -> dict[int, RoundDigest]:

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from edge_server.report.summarise import PERSONAL
-from shared.algorithms import ALGORITHMS
 from tests.edge_server.replay.trace.test_round_trip import export_field_run
 
 HEAVY = {"torch", "numpy", "safetensors"}
@@ -55,7 +53,3 @@ def test_a_run_is_exported_and_reported_without_torch(tmp_path):
     runs = ("--data-dir", tmp_path / "runs")
     assert loaded_by("trace", "export", "field-1", *runs, "--out", tmp_path / "out") & HEAVY == set()
     assert loaded_by("report", "field-1", *runs, "--out", tmp_path / "page.html") & HEAVY == set()
-
-
-def test_the_names_of_personal_methods_are_those_of_the_registry():
-    assert {name for name, build in ALGORITHMS.items() if build().personal} == PERSONAL

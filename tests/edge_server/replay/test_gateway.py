@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import Struct
 
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import resolve_data
+from edge_server.record.rows import Round, Sample
 from edge_server.replay.comparison.stored_runs import gap_between_runs
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import server_training_s
 from edge_server.replay.devices.recorded_run import recorded_behaviours
 from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.schema import Round, Sample, TableRow
 from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from tests.edge_server.report.journals import field_run, trained_alone
@@ -51,7 +52,7 @@ def played(tmp_path_factory):
 
 def with_rows(trace: Trace, table: str, change) -> Trace:
     """Return a trace with every row of a table changed."""
-    rows: tuple[TableRow, ...] = tuple(map(change, trace.tables[table]))
+    rows: tuple[Struct, ...] = tuple(map(change, trace.tables[table]))
     return Trace(trace.header, {**trace.tables, table: rows})
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.record.amounts import UNKNOWN, Amount, quantile, remaining_seconds, sum_known
 from edge_server.report import formatting
 from edge_server.report.axes import Axis, format_tick, ticks, whole_ticks
-from edge_server.report.digest import UNKNOWN, Amount, quantile, remaining_seconds, sum_known
 
 FINITE = st.floats(-1e18, 1e18)
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from edge_server.journal.records import CostSettled, RoundOpened
+from edge_server.record.amounts import NONE, UNKNOWN, Amount
 from edge_server.report.csv_export import render_csv
-from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run, sum_joules
 from edge_server.report.targets import costs_to_targets

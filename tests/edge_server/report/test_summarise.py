@@ -19,8 +19,8 @@ from edge_server.journal.records import (
     Sensed,
     ServerBegan,
 )
+from edge_server.record.amounts import NONE, UNKNOWN, Amount
 from edge_server.report.csv_export import render_csv
-from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import render_page
 from edge_server.report.sections.time_energy import time_and_energy
 from edge_server.report.summarise import digest_run, sum_joules

@@ -14,6 +14,8 @@ from edge_server.journal.records import RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay_plan
 from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.import_run import to_records
+from edge_server.report.summarise import digest_run
 from shared.models.build import DRAW, TORCHS, build_initial
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site
@@ -58,15 +60,17 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, method, dra
     assert {one.get("model_draw", TORCHS) for one in told} == {draw if method != "fedavg" else TORCHS}
     trace = trace_of(records)
     assert trace.header.draw == draw
+    is_personal = method != "fedavg"
+    assert (digest_run(records).personal, digest_run(to_records(trace)).personal) == (is_personal, is_personal)
     again, replayed = replay_plan(plan, tmp_path / "again", trace=trace)
     require_began(again.tree, plan, draw)
     assert [one.draw for one in replayed if isinstance(one, RunOpened)] == [draw]
 
 
-def test_a_new_run_names_its_draw(tmp_path):
+def test_a_new_run_names_its_draw_and_that_its_models_are_personal(tmp_path):
     plan = plan_of(tmp_path, "local_only")
     state, records = Site(Network(), plan, tmp_path).play()
-    assert [one.draw for one in records if isinstance(one, RunOpened)] == [DRAW]
+    assert [(one.draw, one.personal) for one in records if isinstance(one, RunOpened)] == [(DRAW, True)]
     require_began(state.tree, plan, DRAW)
     require_began(replay_plan(plan, tmp_path / "replayed")[0].tree, plan, DRAW)
 

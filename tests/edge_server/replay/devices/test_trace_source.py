@@ -13,13 +13,13 @@ from msgspec.structs import replace as replace_field
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Joined, Left, Noted, RoundOpened, closed_rounds
 from edge_server.plan.data import resolve_data
+from edge_server.record.rows import Presence, Sample, TaskRow
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.devices.recorded_run import recorded_behaviours
 from edge_server.replay.run import replay_plan, run_replay
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.schema import Presence, Sample, TaskRow
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export
 from shared.errors import ConfigError

@@ -11,9 +11,10 @@ import pytest
 from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
+from edge_server.record.amounts import Amount, amount_or_unknown
 from edge_server.replay.study.grid import Cell, build_cells
 from edge_server.replay.study.spec import load
-from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, amount_or_unknown
+from edge_server.report.digest import Digest, RoundDigest, SpentByRound
 from shared.models.build import build_blank
 from tests.benchmarks.hcef_orderings import claims, times_less
 

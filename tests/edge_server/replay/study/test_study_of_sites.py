@@ -11,13 +11,14 @@ import pytest
 from edge_server.journal.records import CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened, closed_rounds
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
+from edge_server.record.amounts import amount_or_unknown
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import RESULT, Ended, Order, order_of, read_result
 from edge_server.replay.study.run import complete_study
 from edge_server.replay.study.sites import digest_cell, merge_digests
-from edge_server.report.digest import Digest, amount_or_unknown
+from edge_server.report.digest import Digest
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import best_value
 from shared.errors import ConfigError

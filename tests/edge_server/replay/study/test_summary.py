@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened
+from edge_server.record.amounts import UNKNOWN, Amount, amount_or_unknown
 from edge_server.replay.study.display import StudyDisplay
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.result import Began, Ended, Result
 from edge_server.replay.study.summary import StudySummary, spread_of_seeds, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv, tables
-from edge_server.report.digest import UNKNOWN, Amount, amount_or_unknown
 from edge_server.report.summarise import digest_run
 from shared.protocol.messages import Assignment, Cost, Hyper
 from shared.runtime.text_table import write_text

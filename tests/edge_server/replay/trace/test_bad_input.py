@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import re
@@ -77,6 +78,19 @@ def test_columns_that_this_version_does_not_know_are_left_out(trace):
         "".join(f"{line},{'colour' if not n else 'red'}\n" for n, line in enumerate(lines))
     )
     assert files.read(trace) == known
+
+
+def test_a_figure_that_an_earlier_version_did_not_measure_is_unknown(trace):
+    """Its column is in neither the header nor the table; one that the header names must be there."""
+    head, *lines = (trace / "tasks.csv").read_text().splitlines()
+    names = head.split(",")
+    at = names.index("gradient_bytes")
+    rows = [row[:at] + row[at + 1 :] for row in (names, *csv.reader(lines))]
+    with (trace / "tasks.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    assert names_all(refused(trace), "tasks.csv:1", "gradient_bytes")
+    edit(trace / "trace.json", '"gradient_bytes": "B",', "")
+    assert {task.gradient_bytes for task in files.read(trace).tasks} == {None}
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.record.build import BOARD
+from edge_server.record.rows import Fact, Sample, columns
 from edge_server.replay.trace import files
 from edge_server.replay.trace.cells import FORMULA, format_row, parse_row
 from edge_server.replay.trace.header import FILE
-from edge_server.replay.trace.observations import BOARD
-from edge_server.replay.trace.schema import Fact, Sample, columns
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export, import_trace
 from tests.edge_server.replay.trace.test_round_trip import export_field_run, texts

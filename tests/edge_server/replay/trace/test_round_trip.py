@@ -14,10 +14,10 @@ from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import find_run, find_unfinished, summarise_run
 from edge_server.journal.sqlite import read_records
+from edge_server.record.rows import TABLES, columns, unit_of
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.header import FILE
-from edge_server.replay.trace.schema import TABLES, columns, unit_of
 from edge_server.replay.trace.transfer import export, import_trace
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError

@@ -7,11 +7,12 @@ None and their cells empty: absent is never zero. The README documents every col
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
-from shared.protocol.measurements import Provenance
+from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Value
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -20,26 +21,8 @@ Purpose: TypeAlias = Literal["measure", "train", "evaluate", "statistics"]
 Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
 
-WITH_PROVENANCE: Mapping[str, tuple[str, ...]] = {
-    "tasks": (
-        "download_s",
-        "compute_s",
-        "upload_s",
-        "exchange_s",
-        "cpu_s",
-        "cycles",
-        "hertz",
-        "download_joules",
-        "compute_joules",
-        "upload_joules",
-        "exchange_joules",
-        "idle_w",
-    ),
-    "steps": ("compute_s", "compute_joules", "cycles"),
-}
-"""Figures with the additional columns `<figure>_quality`, `_source` and `_uncertainty`."""
-
 PROVENANCE = ("quality", "source", "uncertainty")
+"""Parts of a figure's origin, in columns `<figure>_quality`, `_source` and `_uncertainty`."""
 UNITS: Mapping[str, str] = {
     "_s": "s",
     "seconds": "s",
@@ -56,11 +39,7 @@ UNITS: Mapping[str, str] = {
 """Unit by suffix of a name; the longest matching suffix counts."""
 
 
-class TableRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of a table."""
-
-
-class TaskRow(TableRow, frozen=True, kw_only=True):
+class TaskRow(Cost, frozen=True, kw_only=True, omit_defaults=False):
     """Task of one device in one round: outcome and cost."""
 
     round: Count
@@ -71,22 +50,7 @@ class TaskRow(TableRow, frozen=True, kw_only=True):
     began_s: Positive | None = None
     arrived_s: Positive | None = None
     settled: bool = False
-    download_s: Positive | None = None
-    compute_s: Positive | None = None
-    upload_s: Positive | None = None
-    exchange_s: Positive | None = None
-    cpu_s: Positive | None = None
-    cycles: Positive | None = None
-    hertz: Positive | None = None
-    download_joules: Positive | None = None
-    compute_joules: Positive | None = None
-    upload_joules: Positive | None = None
-    exchange_joules: Positive | None = None
-    idle_w: Positive | None = None
-    bytes_down: Count | None = None
-    bytes_up: Count | None = None
-    features_bytes: Count | None = None
-    gradient_bytes: Count | None = None
+    hertz: float | None = None
     arrived_bytes: Count | None = None
     payload_bytes: Count | None = None
     payload_digest: Hex = ""
@@ -97,26 +61,16 @@ class TaskRow(TableRow, frozen=True, kw_only=True):
     steps: Count | None = None
     missed_steps: Count | None = None
     loss: float | None = None
-    metrics: dict[str, float] = {}
-    provenance: dict[str, Provenance] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Step(TableRow, frozen=True, kw_only=True):
+class Step(StepCost, frozen=True, kw_only=True, omit_defaults=False):
     """Cost of one training step, measured before the first round."""
 
     device: Device
-    steps: Count
-    seconds: Positive
-    joules: Positive | None = None
-    idle_w: Positive | None = None
-    cycles: Positive | None = None
-    hertz: Positive | None = None
-    weights: Count
-    flops: Count
-    provenance: dict[str, Provenance] = {}
 
 
-class Round(TableRow, frozen=True, kw_only=True):
+class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Opening, close and result of one round."""
 
     round: Count
@@ -135,7 +89,7 @@ class Round(TableRow, frozen=True, kw_only=True):
     refused: dict[str, Count] = {}
 
 
-class DecisionRow(TableRow, frozen=True, kw_only=True):
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     """Assignment of one device in one round."""
 
     round: Count
@@ -150,7 +104,7 @@ class DecisionRow(TableRow, frozen=True, kw_only=True):
     values: dict[str, Value] = {}
 
 
-class Sample(TableRow, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Measured reading of a device."""
 
     at_s: Positive
@@ -163,7 +117,7 @@ class Sample(TableRow, frozen=True, kw_only=True):
     source: str = ""
 
 
-class Fact(TableRow, frozen=True, kw_only=True):
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Fact reported by a device, recorded when it changes."""
 
     at_s: Positive
@@ -172,7 +126,7 @@ class Fact(TableRow, frozen=True, kw_only=True):
     value: str
 
 
-class Presence(TableRow, frozen=True, kw_only=True):
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """Connection or disconnection of a device."""
 
     at_s: Positive
@@ -183,7 +137,7 @@ class Presence(TableRow, frozen=True, kw_only=True):
     version: str = ""
 
 
-TABLES: Mapping[str, type[TableRow]] = {
+TABLES: Mapping[str, type[msgspec.Struct]] = {
     "tasks": TaskRow,
     "steps": Step,
     "rounds": Round,
@@ -200,7 +154,34 @@ def unit_of(name: str) -> str:
     return UNITS[max(ends, key=len)] if ends else "1"
 
 
+def cost_figures(table: str) -> tuple[str, ...]:
+    """Return the figures of a table whose origin has columns."""
+    match table:
+        case "tasks":
+            names = (name for name in Cost.__struct_fields__ if name != "provenance" and unit_of(name) != "B")
+            return tuple(part for name in names for part in ((name, "hertz") if name == "cycles" else (name,)))
+        case "steps":
+            return "compute_s", "compute_joules", "cycles"
+        case _:
+            return ()
+
+
 def columns(table: str) -> tuple[str, ...]:
-    """Return a table's columns in order."""
-    fields = tuple(name for name in TABLES[table].__struct_fields__ if name != "provenance")
-    return fields + tuple(f"{figure}_{part}" for figure in WITH_PROVENANCE.get(table, ()) for part in PROVENANCE)
+    """Return a table's columns in order: keys, figures, counts of bytes, all others, then provenance."""
+    names = [name for name in TABLES[table].__struct_fields__ if name != "provenance"]
+    if table == "tasks":
+        keys = names[names.index("round") : names.index("settled") + 1]
+        names = list(dict.fromkeys([*keys, *cost_figures(table), *names]))
+    elif table == "steps":
+        names = list(dict.fromkeys(["device", *names]))
+    return (*names, *(f"{figure}_{part}" for figure in cost_figures(table) for part in PROVENANCE))
+
+
+def is_cost_column(column: str) -> bool:
+    """Return whether a column belongs to a figure of a task's cost."""
+    return any(column.removesuffix(f"_{part}") in Cost.__struct_fields__ for part in PROVENANCE)
+
+
+def common_fields(source: Struct, kind: type[Struct]) -> dict[str, Any]:
+    """Return the fields of a struct that another type has too."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if name in source.__struct_fields__}

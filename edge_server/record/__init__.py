@@ -1,0 +1,1 @@
+"""Record of a run: rows built once from its journal."""
