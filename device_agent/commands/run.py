@@ -30,7 +30,7 @@ from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_settings
 from device_agent.measurement.tuning.plan import Target
 from device_agent.projects.environment import export_plugins
 from device_agent.projects.provide import Projects
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from device_agent.trainer.processor_share import choose_share, choose_trainer_device, format_share
 from device_agent.upgrade.proof import TrialReporter, mark_busy
 from device_agent.upgrade.record import find_versions_folder, running_version
@@ -182,20 +182,18 @@ async def _serve_tasks(config: AgentConfig, folder: Path, serving: BoardServing 
     share = choose_share(config.trainer, board.profile, os.sched_getaffinity(0), serves=serving is not None)
     if serving:
         logger.info("%s", format_share(share))
-    trainer = TrainerProcess(
-        lock=folder / "trainer.lock",
-        idle_s=config.trainer.idle_s,
+    options = TrainerOptions(
         memory_mb=config.trainer.memory_mb,
         threads=config.trainer.threads,
         log_level=config.log_level,
         plugins=config.trainer.plugin_entries,
         device=choose_trainer_device(config.trainer, board.profile),
-        trains=trains,
         nice=share.nice,
         cpus=share.cpus,
         python=config.trainer.python,
-        projects=serving.projects if serving else Projects(folder, config.trainer.projects, data.source),
     )
+    projects = serving.projects if serving else Projects(folder, config.trainer.projects, data.source)
+    trainer = TrainerProcess(folder / "trainer.lock", config.trainer.idle_s, options, trains=trains, projects=projects)
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         await _run_agent(config, board, session, trainer, serving, events)
 

@@ -37,6 +37,7 @@ from device_agent.trainer.pipe_messages import (
 )
 from shared.errors import ConfigError, TaskFailed, TrainerDied
 from shared.protocol.messages import Missed, Task
+from shared.runtime.executor import BackgroundTasks
 from shared.runtime.interpreter import find_interpreter
 from shared.runtime.processes import wait_or_kill
 
@@ -126,6 +127,37 @@ class Conversation:
         await self._in.drain()
 
 
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Options of the child's command line.
+
+    Attributes:
+        memory_mb: Memory limit in MiB; 0 for none.
+        threads: Threads of torch; 0 to choose the fastest number by timing.
+        log_level: Level of the child's log on the agent's standard error.
+        plugins: Plugins that the child may import.
+        device: Torch device: `auto`, `cpu` or `cuda`.
+        nice: Minimum nice value of the child.
+        cpus: CPU numbers that the child may run on; empty for all.
+        python: Interpreter; empty for that of `device-agent setup`, else the agent's.
+    """
+
+    memory_mb: int = 0
+    threads: int = 0
+    log_level: str = "warning"
+    plugins: Sequence[str] = ()
+    device: str = "cpu"
+    nice: int = 0
+    cpus: Sequence[int] = ()
+    python: str = ""
+
+    def arguments(self) -> list[object]:
+        """Return the arguments of the child's command."""
+        arguments: list[object] = ["--memory-mb", self.memory_mb, "--threads", self.threads, "--device", self.device]
+        arguments += ["--nice", self.nice, "--cpus", *self.cpus]
+        return [*arguments, "--log-level", self.log_level, "--plugins", *self.plugins]
+
+
 @dataclass
 class TrainerProcess:
     """Runs jobs in a child process that stays warm between them.
@@ -133,35 +165,20 @@ class TrainerProcess:
     Attributes:
         lock: File that a living trainer holds locked; inherited at start, since the agent may die at any time.
         idle_s: Seconds without a job after which the child is ended.
-        memory_mb: Memory limit in MiB; 0 for none.
-        threads: Threads of torch; 0 to choose the fastest number by timing.
-        log_level: Level of the child's log on the agent's standard error.
-        plugins: Plugins that the child may import.
-        device: Torch device: `auto`, `cpu` or `cuda`.
         trains: False to refuse jobs that need torch.
-        nice: Minimum nice value of the child.
-        cpus: CPU numbers that the child may run on; empty for all.
-        python: Interpreter; empty for that of `device-agent setup`, else the agent's.
         projects: Provides the code of a task's project, on the path of this child alone; None for no projects.
     """
 
     lock: Path
     idle_s: float
-    memory_mb: int
-    threads: int
-    log_level: str = "warning"
-    plugins: Sequence[str] = ()
-    device: str = "cpu"
+    options: TrainerOptions
     trains: bool = True
-    nice: int = 0
-    cpus: Sequence[int] = ()
-    python: str = ""
     projects: Projects | None = None
     _provided: tuple[ProvidedProject, ...] = ()
     _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
-    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _ending: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     @property
     def pid(self) -> int:
@@ -201,7 +218,7 @@ class TrainerProcess:
 
     async def _start(self, *, light: bool) -> None:
         try:
-            interpreter = find_interpreter(self.python)
+            interpreter = find_interpreter(self.options.python)
         except ConfigError as error:
             raise TaskFailed(f"ConfigError: {error}") from error
         waited = False
@@ -210,10 +227,7 @@ class TrainerProcess:
                 log.info("waiting for a trainer that an earlier agent started")
             waited = True
             await asyncio.sleep(LOCK_POLL_S)
-        arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
-        arguments += ["--device", self.device, *["--light"] * light]
-        arguments += ["--nice", self.nice, "--cpus", *self.cpus]
-        arguments += ["--log-level", self.log_level, "--plugins", *self.plugins]
+        arguments = ["--lock", self.lock, *["--light"] * light, *self.options.arguments()]
         for project in self._provided:
             arguments += ["--project", project.name, project.folder]
         try:
@@ -277,7 +291,7 @@ class TrainerProcess:
     async def close(self) -> None:
         """End the child, if there is one, and wait for it."""
         self._end_process()
-        await asyncio.gather(*self._ending)
+        await self._ending.wait()
 
     def _stop_idle_timer(self) -> None:
         if self._idle:
@@ -301,9 +315,7 @@ class TrainerProcess:
         process, self._process = self._process, None
         if process and process.returncode is None:
             process.terminate()  # even during a task
-            ending = asyncio.ensure_future(wait_or_kill(process))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._ending.start(wait_or_kill(process), "end trainer")
 
 
 def _acquire(path: Path) -> int | None:

@@ -21,7 +21,7 @@ from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import choose_settings
 from device_agent.profile.schema import Profile
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from device_agent.trainer.processor_share import TrainerShare, choose_share
 from shared.codecs.dense import dense
 from shared.data.spec import Data
@@ -57,7 +57,7 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
         folder = Path(name)
         settings = choose_settings(ServeConfig(port=0), folder, "warning", profile.inference)
         process = InferenceProcess(settings, lambda *_: files, {files.name: files})
-        trainer = TrainerProcess(folder / "lock", 600.0, 0, 0, nice=share.nice, cpus=share.cpus)
+        trainer = TrainerProcess(folder / "lock", 600.0, TrainerOptions(0, 0, nice=share.nice, cpus=share.cpus))
         async with background(process.run()):
             await process.ready.wait()
             await trainer(training_job(folder, 1, epochs=1))  # torch is loaded, and the examples are

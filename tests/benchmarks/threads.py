@@ -20,7 +20,7 @@ from measure import Figure, NotRun, Row, told
 from serving_beside import training_job
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from device_agent.trainer.threads import list_candidates
 from shared.protocol.messages import Spec
 from shared.runtime.cpus import count_usable_cpus
@@ -40,7 +40,12 @@ class Trainer:
 
     def __init__(self, folder: Path, threads: int) -> None:
         folder.mkdir()
-        self.folder, self.process, self.number = folder, TrainerProcess(folder / "lock", 600.0, 0, threads), 0
+        self.folder, self.number = folder, 0
+        self.process = TrainerProcess(folder / "lock", 600.0, TrainerOptions(0, threads))
+            folder,
+            TrainerProcess(folder / "lock", 600.0, TrainerOptions(0, threads)),
+            0,
+        )
 
     async def step_s(self, network: Spec, epochs: int) -> float:
         """Do a task; return the seconds of one of its steps."""

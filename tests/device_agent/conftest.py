@@ -15,7 +15,7 @@ import pytest
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.upload import Delivery
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.data.spec import Data
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
@@ -188,6 +188,6 @@ def device(tmp_path: Path, make_job):
 def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, TrainerProcess]]:
     """Return a trainer with its real child, which the tests of a module share."""
     with asyncio.Runner() as runner:
-        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", 600.0, TrainerOptions(threads=1))
         yield runner, trainer
         runner.run(trainer.close())

@@ -15,7 +15,7 @@ import torch
 
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, Superseded, TaskFailed, WireError
@@ -109,7 +109,7 @@ def test_a_process_without_torch_evaluates_and_refuses_to_train(tmp_path, make_j
     """The agent starts it for such a task alone; one that trains is refused where the board does not."""
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1, trains=False)
+        trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(threads=1), trains=False)
         outbox = Outbox(tmp_path / "outbox", tmp_path / "state")
         with pytest.raises(TaskFailed, match=naming("ConfigError", "torch")):
             await trainer.ready(make_task())

@@ -14,7 +14,7 @@ import pytest
 
 from device_agent.trainer.main import EXIT_GARBLED, MessageReader
 from device_agent.trainer.pipe_messages import Answer, Cancel, Start, frame
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.runtime.processes import EXIT_THREAD
 from tests.device_agent.agent_side import is_locked, until
 
@@ -85,11 +85,11 @@ def test_the_lock_is_held_from_before_the_child_runs_until_its_end(tmp_path: Pat
     """Stopped before it has run a line of ours, it holds the lock: no second one can begin in between."""
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1))
         await trainer.ready()
         pid = trainer.pid
         os.kill(pid, signal.SIGSTOP)
-        successor = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        successor = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1))
         try:
             assert is_locked(trainer.lock)
             waiting = asyncio.create_task(successor.ready())

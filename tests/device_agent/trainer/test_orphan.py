@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.protocol.messages import Assignment, Hyper
 from tests.device_agent.agent_side import is_locked, until
 
@@ -21,10 +21,10 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 
 async def main(lock, warming, job):
-    trainer = TrainerProcess(Path(lock), idle_s=600.0, memory_mb=0, threads=1)
+    trainer = TrainerProcess(Path(lock), 600.0, TrainerOptions(threads=1))
     await trainer(warming)
     print(trainer._process.pid, flush=True)
     await trainer(job)
@@ -62,7 +62,7 @@ def test_a_trainer_finishes_the_task_of_a_killed_agent(tmp_path: Path, make_job,
         trainer.suspend()  # else it might have ended by the time that we look
         agent.kill()
         assert await agent.wait() == -signal.SIGKILL
-        successor, its_box = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1), Outbox(*folders)
+        successor, its_box = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1)), Outbox(*folders)
         assert is_locked(tmp_path / "lock")
         assert not its_box.has("trial", 1, b"")
         waiting = asyncio.create_task(successor.ready())
@@ -85,10 +85,10 @@ def test_a_trainer_without_a_task_ends_with_its_agent(tmp_path: Path) -> None:
     agent = """
 import asyncio, sys
 from pathlib import Path
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 
 async def main():
-    trainer = TrainerProcess(Path(sys.argv[1]), idle_s=600.0, memory_mb=0, threads=1)
+    trainer = TrainerProcess(Path(sys.argv[1]), 600.0, TrainerOptions(threads=1))
     await trainer.ready()
     print(trainer._process.pid, flush=True)
     await asyncio.sleep(600)

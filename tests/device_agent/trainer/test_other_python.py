@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.hardware.tools import run_module
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.errors import TaskFailed
 from shared.runtime.interpreter import find_interpreter
 from tests.naming import names_all, naming
@@ -53,7 +53,7 @@ def started(pid: int) -> str:
 
 def test_a_trainer_runs_on_the_interpreter_that_is_named(tmp_path, other):
     async def story() -> str:
-        trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, python=str(other))
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1, python=str(other)))
         await trainer.ready()
         try:
             return started(trainer.pid)
@@ -77,6 +77,6 @@ def test_it_trains_there(other):
 
 
 def test_an_interpreter_that_is_not_there_fails_the_task_with_the_remedy(tmp_path):
-    trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, python="/no/python")
+    trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1, python="/no/python"))
     with pytest.raises(TaskFailed, match=naming("trainer.python", "/no/python")):
         asyncio.run(trainer.ready())

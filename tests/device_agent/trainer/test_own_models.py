@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.config import load
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.errors import ConfigError, TaskFailed
 from shared.protocol.messages import Spec
 from tests.device_agent.agent_side import Host
@@ -64,7 +64,7 @@ def test_a_task_names_it_and_the_trainer_imports_it_if_it_may(tmp_path: Path, ma
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     shell = Spec(name="os:system", options={"command": f"touch {tmp_path}/ran"})
     with asyncio.Runner() as runner:
-        trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, plugins=["boardnets:net"])
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1, plugins=["boardnets:net"]))
         host = Host(runner, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         try:
             host.do(host.train(make_task(round=1, model=Spec(name="boardnets:net"))))
@@ -84,7 +84,7 @@ def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_
     (tmp_path / "badnets.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     with asyncio.Runner() as runner:
-        trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, plugins=["badnets:*"])
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1, plugins=["badnets:*"]))
         host = Host(runner, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         try:
             host.do(host.train(make_task(round=1)))

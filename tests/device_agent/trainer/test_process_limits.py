@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Assignment, Hyper, Spec, Transfer
 from shared.runtime.memory import default_limit
@@ -21,7 +21,7 @@ def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) ->
     """The parameters could not be fetched: the child that was started meanwhile does not hold memory for ever."""
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=0.4, memory_mb=0, threads=1)
+        trainer = TrainerProcess(tmp_path / "lock", 0.4, TrainerOptions(threads=1))
         await trainer.ready()
         pid = trainer.pid
         assert is_alive(pid)
@@ -35,7 +35,7 @@ def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
     """At any moment, here while it imports torch; twice is harmless."""
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1))
         await trainer.ready()
         pid = trainer.pid
         await asyncio.sleep(0.5)
@@ -56,7 +56,7 @@ def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, 
     large = Spec(name="mlp", options={"features": 4, "hidden": 80_000_000, "classes": 2})
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
+        trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(memory_mb=1024, threads=1))
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         with pytest.raises(TaskFailed, match=r"trainer\.memory_mb"):
             await host.train(make_task(round=1, model=large, algorithm=Spec(name="local_only")))
@@ -78,7 +78,7 @@ def test_a_trainer_takes_four_fifths_of_the_board_at_most(tmp_path) -> None:
     async def story() -> list[int]:
         found = []
         for memory_mb in (0, 1234):
-            trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=memory_mb, threads=1)
+            trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(memory_mb=memory_mb, threads=1))
             await trainer.ready()
             host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), None)
             await until(lambda pid=host.pid: data_limit(pid).isdigit(), START_S)
@@ -95,7 +95,7 @@ def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, m
     """The child dies while it imports; the agent hears of it, and can try again."""
 
     async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
+        trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(memory_mb=64, threads=1))
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         for number in (1, 2):
             with pytest.raises(TrainerDied):
@@ -115,7 +115,7 @@ def test_it_gives_way_as_it_is_told(tmp_path, make_task) -> None:
         graph = Transfer(digest="0" * 64, size=1, frame_bytes=1)
         task = make_task(train=False, evaluate=True, assignment=Assignment(seed=1, hyper=Hyper(), graph=graph))
         for cpus, expected in ([last], {last}), ([1023], present):
-            trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1, nice=19, cpus=cpus)
+            trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(threads=1, nice=19, cpus=cpus))
             await trainer.ready(task)
             pid = trainer.pid
             await until(lambda pid=pid: data_limit(pid).isdigit(), START_S)  # which comes after it

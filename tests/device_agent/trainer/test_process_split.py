@@ -148,7 +148,7 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import TrainerProcess
+from device_agent.trainer.process import TrainerOptions, TrainerProcess
 
 class Never:
     carried = 0, 0
@@ -157,7 +157,7 @@ class Never:
         await asyncio.sleep(600)
 
 async def main(lock, job):
-    trainer = TrainerProcess(Path(lock), idle_s=600.0, memory_mb=0, threads=1)
+    trainer = TrainerProcess(Path(lock), 600.0, TrainerOptions(threads=1))
     await trainer.ready()
     print(trainer._process.pid, flush=True)
     await trainer(job, Never())

@@ -1,1 +1,0 @@
-"""Evaluation on devices, BatchNorm running statistics, and the figures of a round."""
