@@ -13,7 +13,7 @@ from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, Updat
 from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay_plan
-from edge_server.rounds.evaluation.running_statistics import session_number
+from edge_server.rounds.running_statistics import session_number
 from shared.algorithms.base import Cohort, assign_alike
 from shared.data.load import load as load_examples
 from shared.models.build import build_blank, build_initial

@@ -33,7 +33,6 @@ class Answers:
 
     Attributes:
         clock: Time source, monotonic seconds.
-        under_way: Replies in flight.
     """
 
     site: str

@@ -25,7 +25,6 @@ class StatusQueries:
 
     Attributes:
         receive: Handles a status that a device sent; raises WireError for an invalid one.
-        tasks: Queries in flight.
     """
 
     site: str

@@ -30,7 +30,6 @@ class TaskSender:
 
     Attributes:
         broker: Set while the broker is connected; None where it cannot disconnect.
-        sending: Tries in flight.
     """
 
     site: str

@@ -19,7 +19,7 @@ from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
-from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
+from edge_server.rounds.running_statistics import choose_batches, set_batches
 from edge_server.sites.overview import find_site
 from shared.data.cache import DataCache
 from shared.data.spec import NONE

@@ -13,25 +13,20 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from edge_server.allocation import coordinator
-from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import Case, RoundSetting
-from edge_server.allocation.model_sizes import measure_model, sent_bytes, update_bytes
 from edge_server.fleet.classes import agree_on_classes
-from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import agree_on_inputs
-from edge_server.fleet.membership import Membership, wait_for_cohort
-from edge_server.journal.budget import Ledger, affordable, foreseen_joules
-from edge_server.journal.checkpoints import Store
+from edge_server.fleet.membership import wait_for_cohort
+from edge_server.journal.budget import affordable, foreseen_joules
 from edge_server.journal.decision import Decision, predicted_joules
-from edge_server.journal.disk import retry_write
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
-from edge_server.rounds.evaluation.running_statistics import request_merging, request_statistics
+from edge_server.rounds.active_run import ActiveRun
+from edge_server.rounds.decision_inputs import DecisionInputs
 from edge_server.rounds.input_statistics import is_federated
 from edge_server.rounds.neighbours import Neighbours
+from edge_server.rounds.running_statistics import request_merging, request_statistics
 from shared.algorithms.base import Algorithm, Cohort
 from shared.errors import ConfigError, Infeasible
-from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.runtime.phases import log_phase
 from shared.tensors.counts import ceil_share
@@ -114,18 +109,14 @@ class TaskAssigner:
         recorded_rounds: Recorded rounds whose assignments are repeated, by number.
     """
 
-    run: str
-    plan: Plan
-    server: Server
-    store: Store
-    algorithm: Algorithm
-    model: Model
-    membership: Membership
+    run: ActiveRun
     neighbours: Neighbours | None = None
     recorded_rounds: Mapping[int, RoundOpened] = field(default_factory=dict)
-    _experience: Experience = field(default_factory=Experience)
-    _ledger: Ledger = field(default_factory=Ledger)
+    inputs: DecisionInputs = field(init=False)
     _silent: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.inputs = DecisionInputs(self.run)
 
     async def assign_tasks(self, state: State, number: int, purpose: Purpose = "train") -> CohortTasks:
         """Wait for a minimum cohort, up to the plan's limit, and assign its tasks.
@@ -133,13 +124,13 @@ class TaskAssigner:
         Raises:
             Infeasible: The rest of a budget does not pay for such a round.
         """
-        plan, server = self.plan, self.server
-        log_phase(log, "waiting", run=self.run, round=number)
+        plan, server = self.run.plan, self.run.server
+        log_phase(log, "waiting", run=self.run.name, round=number)
         await server.reachable()
-        departure = self.algorithm.departure
-        self.membership.departed = departure.departed(state) if departure and purpose == "train" else frozenset()
+        departure = self.run.algorithm.departure
+        self.run.membership.departed = departure.departed(state) if departure and purpose == "train" else frozenset()
         require_matching = partial(self._require_matching_devices, number)
-        enough = await wait_for_cohort(server, self.membership, plan.cohort, require_matching)
+        enough = await wait_for_cohort(server, self.run.membership, plan.cohort, require_matching)
         self._agree_on_inputs()
         self._agree_on_classes()
         await self._record_left_out()
@@ -150,8 +141,8 @@ class TaskAssigner:
             return CohortTasks(dict(self.recorded_rounds[number].assignments), self.recorded_rounds[number].decision)
         without_trainers = purpose == "evaluate" and evaluates_without_trainers(plan)
         devices = select_cohort(
-            self.membership.list_trainable(server.fleet, evaluates=without_trainers),
-            size=0 if asks_all_devices(plan, self.algorithm, purpose) else plan.cohort.size,
+            self.run.membership.list_trainable(server.fleet, evaluates=without_trainers),
+            size=0 if asks_all_devices(plan, self.run.algorithm, purpose) else plan.cohort.size,
             seed=plan.seed,
             number=number,
             over_selection=plan.cohort.over_selection,
@@ -163,44 +154,44 @@ class TaskAssigner:
             decision = await self._decide(state, devices, number)
         allocation = decision.allocation if decision else {}
         drawn = Cohort(devices, plan.hyper_of(number), plan.seed, plan.rounds)
-        assignments = request_merging(self.model, self.algorithm.assign(state, drawn, allocation, number))
+        assignments = request_merging(self.run.model, self.run.algorithm.assign(state, drawn, allocation, number))
         if purpose == "evaluate":  # no split session, even for split algorithms
             assignments = {device: msgspec.structs.replace(task, steps=0) for device, task in assignments.items()}
         if purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device):
-            assignments = request_statistics(plan, self.algorithm, self.model, assignments)
+            assignments = request_statistics(plan, self.run.algorithm, self.run.model, assignments)
         return CohortTasks(assignments, decision)
 
     def _log_missing(self, purpose: Purpose, number: int) -> None:
-        fleet, cohort = self.server.fleet, self.plan.cohort
-        online, least = len(self.membership.list_online(fleet)), cohort.min_devices
+        fleet, cohort = self.run.server.fleet, self.run.plan.cohort
+        online, least = len(self.run.membership.list_online(fleet)), cohort.min_devices
         what = PURPOSE_LABELS.get(purpose, f"round {number}")
-        able = len(self.membership.list_trainable(fleet))
+        able = len(self.run.membership.list_trainable(fleet))
         hint = "" if online < least or able else "; none can do its tasks until its agent is restarted"
         log.warning("%s: %d of %d devices are online after %.0f s%s", what, online, least, cohort.wait_s, hint)
 
     async def _record_left_out(self) -> None:
         """Record each online device that takes no part, once."""
-        for left_out in self.membership.describe_left_out(self.plan, self.server.fleet):
+        for left_out in self.run.membership.describe_left_out(self.run.plan, self.run.server.fleet):
             log.warning("%s", left_out)
-            await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
+            await self.run.record(Noted(what=left_out))
 
     async def open_round(self, state: State, number: int) -> RoundOpened:
         """Assign a training round; return its opening record."""
         assignments, decision = await self.assign_tasks(state, number)
-        log_phase(log, "opening", run=self.run, round=number)
+        log_phase(log, "opening", run=self.run.name, round=number)
         return RoundOpened(
             round=number,
             assignments=assignments,
-            at=self.server.clock(),
-            online=len(self.membership.list_online(self.server.fleet)),
+            at=self.run.server.clock(),
+            online=len(self.run.membership.list_online(self.run.server.fleet)),
             decision=decision,
-            classes=self.membership.unrecorded_classes(),
-            inputs=self.membership.unrecorded_inputs(),
+            classes=self.run.membership.unrecorded_classes(),
+            inputs=self.run.membership.unrecorded_inputs(),
         )
 
     def _require_matching_devices(self, number: int, online: tuple[str, ...]) -> None:
         """Refuse to begin a run that lacks only devices with incompatible classes or inputs."""
-        others, least = self.membership.find_mismatches(self.server.fleet), self.plan.cohort.min_devices
+        least, others = self.run.plan.cohort.min_devices, self.run.membership.find_mismatches(self.run.server.fleet)
         if number <= 1 and others and len(online) < least <= len(online) + len(others):
             raise ConfigError(f"{len(online)} of {least} devices can begin: {next(iter(others.values()))}")
 
@@ -210,8 +201,8 @@ class TaskAssigner:
         Raises:
             ConfigError: The devices differ.
         """
-        online = self.membership.list_online(self.server.fleet)
-        self.membership.inputs = agree_on_inputs(self.membership.inputs, self.server.fleet.statuses, online)
+        online = self.run.membership.list_online(self.run.server.fleet)
+        self.run.membership.inputs = agree_on_inputs(self.run.membership.inputs, self.run.server.fleet.statuses, online)
 
     def _agree_on_classes(self) -> None:
         """Adopt the class names of the online devices, where neither plan nor test data name them.
@@ -219,11 +210,12 @@ class TaskAssigner:
         Raises:
             ConfigError: The devices differ.
         """
-        if not self.membership.reads_labels:
+        membership, fleet = self.run.membership, self.run.server.fleet
+        if not membership.reads_labels:
             return
-        online, statuses = self.membership.list_online(self.server.fleet), self.server.fleet.statuses
-        if self.membership.classes is None:
-            self.membership.classes = agree_on_classes(statuses, online)
+        online, statuses = membership.list_online(fleet), fleet.statuses
+        if membership.classes is None:
+            membership.classes = agree_on_classes(statuses, online)
         silent = [device for device in online if statuses[device].classes is None]
         if news := sorted(set(silent) - self._silent):
             self._silent.update(news)
@@ -240,17 +232,16 @@ class TaskAssigner:
         Raises:
             Infeasible: The budget pays for fewer than the round's minimum.
         """
-        drawn, budget = devices, self.plan.budget.joules
+        drawn, budget = devices, self.run.plan.budget.joules
         decision = await self._decide(state, devices, number)
         if budget is None:
             return devices, decision
-        await self.server.worker(self._ledger.take, self.store.records(self._ledger.seen))
-        spending, dearest = self._ledger.spending(), self._ledger.dearest()
+        spending, dearest = await self.run.server.worker(self.inputs.read_expenses)
         spent_j, budget = spending.joules or 0.0, budget + spending.moved
         drawn_joules = foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
         while (chosen := affordable(foreseen, budget - spent_j)) != devices:
-            if len(chosen) < self.plan.round.min_updates:
-                few = sum(sorted(drawn_joules.values())[: self.plan.round.min_updates])
+            if len(chosen) < self.run.plan.round.min_updates:
+                few = sum(sorted(drawn_joules.values())[: self.run.plan.round.min_updates])
                 raise Infeasible(
                     f"budget.joules: {spent_j:.6g} J of {budget:g} J are spent, and round {number} "
                     f"needs at least {few:.4g} J"
@@ -264,7 +255,7 @@ class TaskAssigner:
                 f"of budget.joules, and the tasks of all would take {all_j:.4g} J"
             )
             log.warning("%s", what)
-            await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=what))
+            await self.run.record(Noted(what=what))
         return devices, decision
 
     async def _decide(
@@ -275,42 +266,19 @@ class TaskAssigner:
         Args:
             previous: Decision of all sites for a larger cohort of this round; sites decide a round only once.
         """
-        table = self.plan.optimizer
+        table = self.run.plan.optimizer
         if not table:
             return None
         if previous and self.neighbours:
             return msgspec.structs.replace(
                 previous, devices={device: outcome for device, outcome in previous.devices.items() if device in devices}
             )
-        await self.server.worker(self._experience.take, self.store.records(self._experience.record_count))
-        await self.server.worker(self._ledger.take, self.store.records(self._ledger.seen))
-        case = await self.server.worker(self._build_case, state, devices, number)
-        if self.neighbours and number <= self.plan.rounds:
+        case = await self.run.server.worker(self.inputs.build_case, state, devices, number)
+        if self.neighbours and number <= self.run.plan.rounds:
             decision = await self.neighbours.decide(case, number)
         else:
-            decision = await self.server.worker(coordinator.decide, table, case)
-        if not decision.feasible and number <= self.plan.rounds:
+            decision = await self.run.server.worker(coordinator.decide, table, case)
+        if not decision.feasible and number <= self.run.plan.rounds:
             enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())
             log.warning("round %d: not every device can meet the limits; sufficient: %s", number, enough or "nothing")
         return decision
-
-    def _build_case(self, state: State, devices: tuple[str, ...], number: int) -> Case:
-        """Return the optimizer's input."""
-        plan = self.plan
-        assert plan.optimizer
-        settled_values = self.algorithm.resources.fixed_values
-        chosen = coordinator.find_allocator(plan.optimizer)
-        shares = chosen.candidates(coordinator.convert_options(plan.optimizer))
-        sizes = partial(sent_bytes, plan.codec) if "sent" in chosen.decides else update_bytes
-        setting = RoundSetting(
-            plan=plan,
-            number=number,
-            devices=devices,
-            spending=self._ledger.spending(),
-            sizes=measure_model(self.algorithm, self.model, state),
-            ladder=sizes(self.model, shares) if shares else (),
-            last_limits=self._experience.limits,
-            fixed_values={device: settled_values(state, device) for device in devices} if settled_values else {},
-        )
-        reports = dict(self.server.fleet.reports)  # copy: the original changes concurrently
-        return coordinator.round_case(setting, self._experience, reports)

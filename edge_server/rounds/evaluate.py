@@ -19,8 +19,8 @@ from edge_server.journal.records import (
     valid_records,
 )
 from edge_server.plan.plan import Plan
-from edge_server.rounds.evaluation.round_figures import mean_accuracy, merge_device_metrics, record_metric
 from edge_server.rounds.round import Rounds
+from edge_server.rounds.round_figures import mean_accuracy, merge_device_metrics, record_metric
 from shared.protocol.measurements import joule_parts
 from shared.tensors.tree import State
 
@@ -70,34 +70,42 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     Args:
         after: The last round; None if there are no more.
     """
-    evaluation = rounds.plan.evaluation
+    evaluation = rounds.run.plan.evaluation
     evaluates = evaluation.on_device or evaluation.devices_every
-    if not evaluates or (after is not None and not _is_due(rounds.plan, after)):
+    if not evaluates or (after is not None and not _is_due(rounds.run.plan, after)):
         return  # cheap check before reading a long journal
-    records, worker = rounds.store.records(), rounds.server.worker
-    after = await worker(find_due_evaluation, rounds.plan, records, ended=after is None)
+    records, worker = rounds.run.store.records(), rounds.run.server.worker
+    after = await worker(find_due_evaluation, rounds.run.plan, records, ended=after is None)
     if after is None:
         return
-    if why := await worker(explain_unaffordable, rounds.plan, records):
+    if why := await worker(explain_unaffordable, rounds.run.plan, records):
         what = f"the devices' evaluation after round {after} is left out: {why}"
         if Noted(what=what) not in select(records, Noted):
             log.warning("%s", what)
-            await rounds.persist(rounds.store.append, Noted(what=what))
+            await rounds.run.record(Noted(what=what))
         return
-    number = rounds.plan.evaluation.number(rounds.plan.rounds, after)
-    personal = rounds.algorithm.personal is not None
+    number = rounds.run.plan.evaluation.number(rounds.run.plan.rounds, after)
+    personal = rounds.run.algorithm.personal is not None
     assignments = (await rounds.assigner.assign_tasks(state, number, "evaluate")).assignments
-    gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
+    gather = await rounds.exchange.perform(number, state, assignments, accepted={}, purpose="evaluate")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     by_device = {device: update.metrics for device, update in updates.items()}
     accuracy = mean_accuracy(updates, personal=personal)
-    metrics = merge_device_metrics(rounds.model.objective, updates, personal=personal)
+    metrics = merge_device_metrics(rounds.run.model.objective, updates, personal=personal)
     evaluated = Evaluated(accuracy=accuracy, by_device=by_device, round=after, personal=personal, metrics=metrics)
-    await rounds.persist(rounds.store.append, evaluated)
-    metric = record_metric(rounds.model.objective) or ACCURACY
+    await rounds.run.record(evaluated)
+    metric = record_metric(rounds.run.model.objective) or ACCURACY
     value = devices_value(evaluated, metric)
     name, figure = (
         f"{'personal' if personal else 'device'}_{metric.name}",
         "" if value is None else metric.format(value),
     )
-    log.info("round=%d/%d run=%s devices=%d %s=%s", after, rounds.plan.rounds, rounds.run, len(updates), name, figure)
+    log.info(
+        "round=%d/%d run=%s devices=%d %s=%s",
+        after,
+        rounds.run.plan.rounds,
+        rounds.run.name,
+        len(updates),
+        name,
+        figure,
+    )

@@ -6,12 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Membership
-from edge_server.journal.checkpoints import Store
-from edge_server.journal.disk import retry_write
 from edge_server.journal.records import LeftOut, Noted
-from edge_server.plan.plan import Plan
+from edge_server.rounds.active_run import ActiveRun
 from edge_server.rounds.assign import updates_needed
 from edge_server.rounds.collect_updates import Gather
 
@@ -26,19 +22,16 @@ class QuorumWait:
         what: Name of the round in log messages.
     """
 
-    plan: Plan
-    server: Server
-    store: Store
-    membership: Membership
+    run: ActiveRun
     gather: Gather
     what: str
     _spared: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
         """Record each device's message count; call before any task is sent."""
-        silent, fleet = self.membership.silent, self.server.fleet
+        silent, fleet = self.run.membership.silent, self.run.server.fleet
         self._spared = silent.find_silent(fleet, self.gather.expected)
-        silent.begin(fleet, self.gather.expected, self.server.clock())
+        silent.begin(fleet, self.gather.expected, self.run.server.clock())
 
     async def until_quorum(self, *, size: int | None) -> None:
         """Wait; a deadline during which the broker or the disk was unavailable starts again.
@@ -54,12 +47,12 @@ class QuorumWait:
         """Wait for at most one deadline; return true if the round is over."""
         gather = self.gather
         try:
-            async with asyncio.timeout(self.plan.round.deadline_s):
+            async with asyncio.timeout(self.run.plan.round.deadline_s):
                 while not self._is_enough(size):
                     gather.changed.clear()
                     await gather.changed.wait()
         except TimeoutError:
-            if not await self.server.reachable() or await self._disk_was_full():
+            if not await self.run.server.reachable() or await self._disk_was_full():
                 return False
             late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
             log.warning("%s: deadline passed, without %s", self.what, ", ".join(late))
@@ -68,28 +61,30 @@ class QuorumWait:
 
     def _is_enough(self, size: int | None) -> bool:
         """Return true if enough devices have answered, or all that can; a silent device counts once it sends."""
-        gather, fleet = self.gather, self.server.fleet
-        expected = len(gather.expected) - sum(self.membership.silent.is_out(fleet, device) for device in self._spared)
-        needed = expected if size is None else updates_needed(expected, size=size, quorum=self.plan.round.quorum)
+        gather, fleet = self.gather, self.run.server.fleet
+        expected = len(gather.expected) - sum(
+            self.run.membership.silent.is_out(fleet, device) for device in self._spared
+        )
+        needed = expected if size is None else updates_needed(expected, size=size, quorum=self.run.plan.round.quorum)
         return len(gather.accepted) >= needed or len(gather.accepted) + len(gather.failed) >= expected
 
     async def _leave_out_silent(self, late: list[str]) -> None:
         """Leave out devices that let several deadlines pass silently, until they send a message."""
-        server, at = self.server, self.server.clock()
-        for device, cause in self.membership.silent.count_miss(server.fleet, late, at).items():
+        server, at = self.run.server, self.run.server.clock()
+        for device, cause in self.run.membership.silent.count_miss(server.fleet, late, at).items():
             log.warning("device %s takes no part until it sends a message: %s", device, cause)
             instance = server.fleet.statuses[device].instance
             number = self.gather.number
             out = LeftOut(device=device, instance=instance, cause=cause, round=number, at=at, silent=True)
-            await retry_write(server.worker, self.store.retry_s, self.store.append, out)
+            await self.run.record(out)
 
     async def _disk_was_full(self) -> bool:
         """Wait for a disk that rejected updates since the last call; return true if it did."""
         gather = self.gather
-        if not gather.turned_away or self.store.retry_s is None:
+        if not gather.turned_away or self.run.store.retry_s is None:
             return False
         gather.turned_away = 0
         note = f"round {gather.number} waited for this server's disk, which rejected updates; its deadline starts again"
         log.warning("%s", note)
-        await retry_write(self.server.worker, self.store.retry_s, self.store.append, Noted(what=note))
+        await self.run.record(Noted(what=note))
         return True

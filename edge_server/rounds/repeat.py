@@ -55,7 +55,7 @@ class Repetition:
             closed: Closed rounds in order; may be empty.
             number: The next round if the last was not missed.
         """
-        rule = self.rounds.plan.round
+        rule = self.rounds.run.plan.round
         last = closed[-1] if closed and closed[-1].outcome == "missed" else None
         self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
         if last and self._diverged >= (1 if rule.on_missed == "stop" else MOST_DIVERGED):
@@ -75,18 +75,18 @@ class Repetition:
 
         If the plan names no devices, others may still connect: a run waits for them once.
         """
-        rounds, fleet = self.rounds, self.rounds.server.fleet
-        if not rounds.membership.has_refused(rounds.plan, fleet):
+        rounds, fleet = self.rounds, self.rounds.run.server.fleet
+        if not rounds.run.membership.has_refused(rounds.run.plan, fleet):
             return ""
-        if not rounds.plan.device and (closed.failed or closed.arrived):
+        if not rounds.run.plan.device and (closed.failed or closed.arrived):
             return ""
-        refusals = select(rounds.store.records(), LeftOut)
+        refusals = select(rounds.run.store.records(), LeftOut)
         causes = {record.device: record.cause for record in refusals if not record.silent}
         return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
 
     async def _repeat(self, closed: RoundClosed) -> None:
         """Void a missed round and pause, doubling the pause at each miss up to the round's deadline."""
-        self.pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self.tries, 30), self.rounds.plan.round.deadline_s)
+        self.pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self.tries, 30), self.rounds.run.plan.round.deadline_s)
         self.tries += 1
         cause = f"missed: {explain_miss(closed)}"
         what = f"{len(closed.arrived)} updates came"
@@ -99,14 +99,14 @@ class Repetition:
 
     async def _roll_back(self, closed: RoundClosed) -> int | RunClosed:
         """Return to the last good model; end the run if there is none, or if it led to the same round again."""
-        store, number = self.rounds.store, closed.round
+        store, number = self.rounds.run.store, closed.round
         closed_rounds = valid_records(store.records(), RoundClosed)
         reached = [record.round for record in closed_rounds if record.outcome == "aggregated"]
         tries = f"training diverged {self._diverged} times in a row, last in round {number}"
         cause = f"{tries}: {explain_miss(closed)}"
-        if not reached or number <= self._back_from or self.rounds.plan.round.on_missed == "stop":
+        if not reached or number <= self._back_from or self.rounds.run.plan.round.on_missed == "stop":
             return RunClosed(outcome="diverged", cause=cause)
-        good = await self.rounds.server.worker(store.good_number)
+        good = await self.rounds.run.server.worker(store.good_number)
         first = good + 1 if 0 < good < reached[-1] else reached[-1]
         log.warning("round %d: %s; going back to the model before round %d", number, cause, first)
         await self._go_back(Rewound(round=first, cause=cause))
@@ -114,7 +114,7 @@ class Repetition:
         return first
 
     async def _go_back(self, rewound: Rewound) -> None:
-        await self.rounds.persist(self.rounds.store.append, rewound)
+        await self.rounds.run.record(rewound)
         self.forget(rewound.round)
 
 
@@ -135,10 +135,10 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
     It is over when fewer devices than the algorithm needs remain: of the plan's devices, or of all that were ever
     online. If none of these is online, the run waits for one as long as for any cohort.
     """
-    departure = rounds.algorithm.departure
+    departure = rounds.run.algorithm.departure
     if departure is None or not (departed := departure.departed(state)):
         return ""
-    membership, server, least = rounds.membership, rounds.server, departure.min_alive
+    membership, server, least = rounds.run.membership, rounds.run.server, departure.min_alive
     membership.ever_online |= set(filter(membership.takes, server.fleet.statuses))
     everybody = membership.ever_online if membership.members is None else membership.members
     departures, alive = len(departed & everybody), len(everybody - departed)
@@ -149,7 +149,7 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
         return ""
     membership.departed = departed
     await server.reachable()
-    await wait_for_cohort(server, membership, rounds.plan.cohort)
+    await wait_for_cohort(server, membership, rounds.run.plan.cohort)
     online = membership.list_online(server.fleet)
     if not online or membership.list_trainable(server.fleet):
         return ""

@@ -48,10 +48,9 @@ from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, is_same_plan
 from edge_server.plan.server_config import LinkConfig
+from edge_server.rounds import evaluate
+from edge_server.rounds.active_run import ActiveRun
 from edge_server.rounds.check_update import prune_updates
-from edge_server.rounds.evaluation import evaluate
-from edge_server.rounds.evaluation.round_figures import record_metric
-from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
@@ -60,6 +59,8 @@ from edge_server.rounds.pretrained import check_weights
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
+from edge_server.rounds.round_figures import record_metric
+from edge_server.rounds.running_statistics import choose_batches, set_batches
 from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.assigned import with_moments
 from shared.data.classes import contrast, normalise_class_names
@@ -86,7 +87,7 @@ UNMEASURED = Inputs()
 
 def restore_membership(rounds: Rounds, records: Sequence[AnyRecord]) -> None:
     """Restore from the journal which devices were online, broken or silent."""
-    membership = rounds.membership
+    membership = rounds.run.membership
     membership.full_precision |= noted_devices(records)
     membership.ever_online |= {record.device for record in select(records, Joined)}
     membership.broken |= {record.device: record.instance for record in select(records, LeftOut) if not record.silent}
@@ -100,14 +101,14 @@ def restore_membership(rounds: Rounds, records: Sequence[AnyRecord]) -> None:
 
 async def exclude_broken(rounds: Rounds, closed: RoundClosed) -> None:
     """Exclude devices with a configuration error until their agents restart: only an operator can fix that."""
-    statuses = rounds.server.fleet.statuses
+    statuses = rounds.run.server.fleet.statuses
     refusals = {device: cause for device, cause in closed.failed.items() if is_cause(cause, ConfigError)}
     broken = {device: cause for device, cause in refusals.items() if device in statuses}
     for device, cause in broken.items():
-        instance = rounds.membership.broken[device] = statuses[device].instance
-        at = rounds.server.clock()
+        instance = rounds.run.membership.broken[device] = statuses[device].instance
+        at = rounds.run.server.clock()
         left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
-        await rounds.persist(rounds.store.append, left_out)
+        await rounds.run.record(left_out)
     if broken:
         verb, whose = ("takes", "its agent is") if len(broken) == 1 else ("take", "their agents are")
         log.warning("%s %s no part until %s restarted", name_some(sorted(broken)), verb, whose)
@@ -196,15 +197,10 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     begun = await server.worker(check_weights, _find_beginning(records, plan), new)
     require_recorded(begun, plugins)
     test, labelled = examples = await _load_server_examples(plan, server)
-    rounds = Rounds(
-        *(run, _site_plan(begun, server.site), server, store, algorithm, link, _blank_network(plan, test), test),
-        membership=replace(await server.worker(build_membership, plan, algorithm, examples, records), members=members),
-        labelled=labelled,
-        device=device,
-        graph=graph,
-        neighbours=neighbours,
-        recorded_rounds=recorded_rounds or {},
-    )
+    membership = replace(await server.worker(build_membership, plan, algorithm, examples, records), members=members)
+    model, site_plan = _blank_network(plan, test), _site_plan(begun, server.site)
+    active = ActiveRun(run, site_plan, server, store, algorithm, link, model, membership, device)
+    rounds = Rounds(active, test, labelled, graph, neighbours, recorded_rounds or {})
     return await _run_and_leave(rounds, begun)
 
 
@@ -264,40 +260,43 @@ async def _load_server_examples(
 
 async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
     """Record the beginning of a new run."""
-    if not rounds.store.records():
-        require_journal(rounds.store.folder)
-        await rounds.persist(rounds.store.append, begun)
-        if rounds.plan.adaptation:
-            what = await rounds.server.worker(describe_trained, rounds.plan)
+    if not rounds.run.store.records():
+        require_journal(rounds.run.store.folder)
+        await rounds.run.record(begun)
+        if rounds.run.plan.adaptation:
+            what = await rounds.run.server.worker(describe_trained, rounds.run.plan)
             log.info("%s", what)
-            await rounds.persist(rounds.store.append, Noted(what=what))
+            await rounds.run.record(Noted(what=what))
 
 
 async def _resume(rounds: Rounds, draw: str) -> Resumption:
     """Return the position at which a run continues."""
-    (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
-    return await rounds.persist(resume, rounds.store, lambda: init(initial_network(plan, draw), plan.seed), split=split)
+    run, plan, algorithm = rounds.run, rounds.run.plan, rounds.run.algorithm
+    split = algorithm.split is not None
+    return await run.persist(
+        resume, run.store, lambda: algorithm.init(initial_network(plan, draw), plan.seed), split=split
+    )
 
 
 def _require_examples(rounds: Rounds, tree: Tree) -> None:
     """Refuse server data that the network or algorithm cannot take, before any task is sent."""
     for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
         if examples is not None:
-            require_matching_examples(rounds.model.layers, tree, examples, source, rounds.model.objective)
-    server, labelled = rounds.algorithm.server, rounds.labelled
+            require_matching_examples(rounds.run.model.layers, tree, examples, source, rounds.run.model.objective)
+    server, labelled = rounds.run.algorithm.server, rounds.labelled
     if server and server.check and labelled is not None:
-        server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper_of(1))
+        server.check(rounds.run.model, (labelled.inputs, labelled.labels), rounds.run.plan.hyper_of(1))
 
 
 async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:
     """Run the remaining rounds from the position that `stand` returns."""
-    plan, store = rounds.plan, rounds.store
+    plan, store = rounds.run.plan, rounds.run.store
     at = await stand()
     state = at.state
-    _require_examples(rounds, evaluated_parameters(rounds.algorithm, rounds.model, state))
+    _require_examples(rounds, evaluated_parameters(rounds.run.algorithm, rounds.run.model, state))
     records, ledger = store.records(), Ledger()
     if first(records, RunClosed):
-        log.info("run %s has already ended", rounds.run)
+        log.info("run %s has already ended", rounds.run.name)
         return state
     async with _observe(rounds, records), _record_costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
@@ -327,17 +326,18 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
         await _conclude(rounds, state, costs, end, ledger)
         await _record_doubts(rounds, ledger)
     if end.cause:
-        log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
-    await rounds.persist(store.append, end)
-    await rounds.server.worker(prune_updates, store.updates, ())  # all of them are in the model
+        how = "is over" if end.outcome == "finished" else "ends short"
+        log.warning("run %s %s: %s", rounds.run.name, how, end.cause)
+    await rounds.run.record(end)
+    await rounds.run.server.worker(prune_updates, store.updates, ())  # all of them are in the model
     return state
 
 
 async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, ledger: Ledger) -> None:
     """Wait for the last round's costs, and evaluate on devices if due."""
-    await rounds.server.worker(ledger.take, rounds.store.records(ledger.seen))
-    for closed in closed_rounds(rounds.store.records())[-1:]:
-        fleet = rounds.server.fleet
+    await rounds.run.server.worker(ledger.take, rounds.run.store.records(ledger.seen))
+    for closed in closed_rounds(rounds.run.store.records())[-1:]:
+        fleet = rounds.run.server.fleet
         await costs.wait_recorded(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
     if end.outcome == "finished":
         await evaluate.evaluate_due(rounds, state)
@@ -354,11 +354,11 @@ async def _finish_round(rounds: Rounds, state: State, ledger: Ledger, after: int
 
 async def _describe_reached_target(rounds: Rounds, after: int) -> str:
     """Return the plan's target value if a round's model reached it on the server's test data; empty otherwise."""
-    task = rounds.plan.task
+    task = rounds.run.plan.task
     if task is msgspec.UNSET or task.target.value is msgspec.UNSET:
         return ""
-    metric, target = record_metric(rounds.model.objective) or ACCURACY, task.target.value
-    for value, number in (await rounds.server.worker(measured_rounds, rounds.store.records()))[-1:]:
+    metric, target = record_metric(rounds.run.model.objective) or ACCURACY, task.target.value
+    for value, number in (await rounds.run.server.worker(measured_rounds, rounds.run.store.records()))[-1:]:
         if number == after and metric.reaches(value, target):
             return f"task.target: {metric.name} is {metric.format(value)} after round {number}, the target {target:g}"
     return ""
@@ -366,8 +366,8 @@ async def _describe_reached_target(rounds: Rounds, after: int) -> str:
 
 async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
     """Return the seconds since an earlier process opened a round, and record how precise they are."""
-    records, now = rounds.store.records(), rounds.server.clock()
-    elapsed = await rounds.server.worker(run_clock.elapsed_since, records, open_round, now)
+    records, now = rounds.run.store.records(), rounds.run.server.clock()
+    elapsed = await rounds.run.server.worker(run_clock.elapsed_since, records, open_round, now)
     precision = (
         "by the calendar" if elapsed.is_known else "as far as is known: the calendar does not tell how long it was away"
     )
@@ -375,13 +375,13 @@ async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
     what = f"round {open_round.round} went on after a restart of the server: {since}"
     if elapsed.away_s >= 1:
         what += f"; up to {elapsed.away_s:.0f} of them it was away, and nobody worked on the round"
-    await rounds.persist(rounds.store.append, Noted(what=what, reason=SERVER_RESTARTED))
+    await rounds.run.record(Noted(what=what, reason=SERVER_RESTARTED))
     return elapsed.seconds
 
 
 async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
     """Return the exhausted budget, empty if another round may begin; exclude devices that report no energy."""
-    budget, membership, fleet = rounds.plan.budget, rounds.membership, rounds.server.fleet
+    budget, membership, fleet = rounds.run.plan.budget, rounds.run.membership, rounds.run.server.fleet
     if budget == BudgetPlan():
         return ""
     await _record_doubts(rounds, ledger)
@@ -396,22 +396,22 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
 
 async def _record_doubts(rounds: Rounds, ledger: Ledger) -> None:
     """Record each device whose energy claims are implausible, once, from the journal's new records."""
-    await rounds.server.worker(ledger.take, rounds.store.records(ledger.seen))
+    await rounds.run.server.worker(ledger.take, rounds.run.store.records(ledger.seen))
     for note in ledger.doubts()[:MOST_NAMED]:
         log.warning("%s", note.what)
-        await rounds.persist(rounds.store.append, note)
+        await rounds.run.record(note)
 
 
 @asynccontextmanager
 async def _observe(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterator[None]:
     """Record presence and reports of devices during the block."""
-    server, store = rounds.server, rounds.store
+    server, store = rounds.run.server, rounds.run.store
     now_utc_s = utc_seconds() if is_live(store.records()) else None
-    await rounds.persist(
+    await rounds.run.persist(
         store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=read_versions())
     )
     observer = Observer(server.clock, lambda batch: server.worker(store.extend, batch))
-    membership = rounds.membership
+    membership = rounds.run.membership
 
     def presence(status: Status) -> None:
         if membership.takes(status.device):
@@ -437,16 +437,20 @@ async def _observe(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterato
 @asynccontextmanager
 async def _record_costs(rounds: Rounds, records: Sequence[AnyRecord]) -> AsyncIterator[Costs]:
     """Record the task costs that devices report during the block."""
-    costs = Costs(rounds.run, rounds.plan.rounds, lambda batch: rounds.persist(rounds.store.extend, batch))
+    costs = Costs(
+        rounds.run.name,
+        rounds.run.plan.rounds,
+        lambda batch: rounds.run.persist(rounds.run.store.extend, batch),
+    )
     costs.recall(records)
-    for report in rounds.server.fleet.reports.values():
+    for report in rounds.run.server.fleet.reports.values():
         costs.hear(report)
-    rounds.server.presence.report_listeners.append(costs.hear)
+    rounds.run.server.presence.report_listeners.append(costs.hear)
     try:
         async with background(costs.keep()):
             yield costs
     finally:
-        rounds.server.presence.report_listeners.remove(costs.hear)
+        rounds.run.server.presence.report_listeners.remove(costs.hear)
 
 
 def is_live(records: Sequence[AnyRecord]) -> bool:
@@ -466,7 +470,7 @@ def _find_beginning(records: Sequence[AnyRecord], plan: Plan) -> RunOpened | Non
 
 async def _measure_on_devices(rounds: Rounds, state: State, records: Sequence[AnyRecord]) -> None:
     """Let devices time training steps and sum their inputs before the first decision, if the plan asks for it."""
-    plan = rounds.plan
+    plan = rounds.run.plan
     if first(records, Measured):
         await _normalise(rounds, find_measured(records))
         return
@@ -474,7 +478,7 @@ async def _measure_on_devices(rounds: Rounds, state: State, records: Sequence[An
         return
     assignments = (await rounds.assigner.assign_tasks(state, 0, "measure")).assignments
     assignments = request_sums(assignments) if is_federated(plan) else assignments
-    gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
+    gather = await rounds.exchange.perform(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():
         log.warning("device %s did not measure: %s", device, cause)
@@ -485,7 +489,7 @@ async def _measure_on_devices(rounds: Rounds, state: State, records: Sequence[An
         failed=gather.failed,
         inputs=inputs,
     )
-    await rounds.persist(rounds.store.append, measured)
+    await rounds.run.record(measured)
     await _normalise(rounds, inputs or None)
 
 
@@ -493,18 +497,18 @@ async def _normalise(rounds: Rounds, measured: Inputs | None) -> None:
     """Use a measured mean and deviation for the tasks of devices and the server's own examples."""
     if measured is None:
         return
-    rounds.membership.inputs = add_moments(rounds.membership.inputs, measured)
-    rounds.test, rounds.labelled = await _load_server_examples(rounds.plan, rounds.server, measured)
+    rounds.run.membership.inputs = add_moments(rounds.run.membership.inputs, measured)
+    rounds.test, rounds.labelled = await _load_server_examples(rounds.run.plan, rounds.run.server, measured)
 
 
 def _format_round(rounds: Rounds, closed: RoundClosed) -> str:
-    metric = record_metric(rounds.model.objective) or ACCURACY
+    metric = record_metric(rounds.run.model.objective) or ACCURACY
     value = server_value(closed, metric)
     figure = "" if value is None else f" {metric.name}={metric.format(value)}"
     loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
     refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""
     failed = f" failed={len(closed.failed)}: {frequent_cause(closed.failed)}" if closed.failed else ""
     return (
-        f"round={closed.round}/{rounds.plan.rounds} run={rounds.run} {closed.outcome} updates={len(closed.arrived)}"
-        f"{figure}{loss} seconds={closed.seconds:.3f}{refused}{failed}"
+        f"round={closed.round}/{rounds.run.plan.rounds} run={rounds.run.name} {closed.outcome} "
+        f"updates={len(closed.arrived)}{figure}{loss} seconds={closed.seconds:.3f}{refused}{failed}"
     )

@@ -42,10 +42,6 @@ class Trainer:
         folder.mkdir()
         self.folder, self.number = folder, 0
         self.process = TrainerProcess(folder / "lock", 600.0, TrainerOptions(0, threads))
-            folder,
-            TrainerProcess(folder / "lock", 600.0, TrainerOptions(0, threads)),
-            0,
-        )
 
     async def step_s(self, network: Spec, epochs: int) -> float:
         """Do a task; return the seconds of one of its steps."""

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.fleet.answers import Answers, build_skip
-from edge_server.fleet.hub import Server
-from edge_server.plan.plan import Plan
-from edge_server.plan.server_config import LinkConfig
+from edge_server.rounds.active_run import ActiveRun
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
@@ -20,16 +18,13 @@ from edge_server.rounds.split.gradient_store import GradientStore
 from edge_server.rounds.split.payloads import StepPayloads
 from edge_server.rounds.split.size_bound import MOST_SIZE, SizeBound
 from edge_server.rounds.split.top_model import TopModel, copy_state
-from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.data.examples import Examples
 from shared.errors import WireError
-from shared.models.base import Model
 from shared.protocol.messages import Assignment, Features, Update, Want
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Effect, Worker, background, run_uninterrupted
-from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
@@ -258,42 +253,29 @@ def _offer(session: DeviceSession) -> Features:
     return session.offer
 
 
-def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
-    plan: Plan,
-    algorithm: Algorithm,
-    model: Model,
-    server: Server,
-    link: LinkConfig,
-    test: Examples | None = None,
-    device: Device = CPU,
-    *,
-    number: int,
-    state: State,
-    assignments: Mapping[str, Assignment],
+def open_split_round(
+    run: ActiveRun, test: Examples | None, number: int, state: State, assignments: Mapping[str, Assignment]
 ) -> SplitRound | None:
     """Return the step server of a round, on a copy of the state; None for an algorithm that is not split.
 
     Args:
-        model: The whole network, without storage.
-        server: The site's server, with the pace of each device's features.
-        device: Where the server's part is computed.
+        test: The server's test data.
         state: The server state before the round.
     """
-    if algorithm.split is None:
+    plan, server, link = run.plan, run.server, run.link
+    if run.algorithm.split is None:
         return None
     steps = max((assignment.steps for assignment in assignments.values()), default=0)
-    codec = build(CODECS, plan.cut_codec, "cut_codec")
-    examples = None if test is None else test.inputs[:EXAMPLES]
     top = TopModel(
-        algorithm=algorithm,
-        model=model,
-        state=copy_state(state, device),
-        codec=codec,
+        algorithm=run.algorithm,
+        model=run.model,
+        state=copy_state(state, run.device),
+        codec=build(CODECS, plan.cut_codec, "cut_codec"),
         assignments=assignments,
         seed=plan.seed,
         before=(number - 1) * steps,
-        examples=examples,
-        device=device,
+        examples=None if test is None else test.inputs[:EXAMPLES],
+        device=run.device,
     )
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     payloads = StepPayloads(server.site, server.transport, server.clock, link, server.links.paces, barrier.sessions)

@@ -37,7 +37,7 @@ from edge_server.report.csv_export import render_csv
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.evaluation.round_figures import mean_accuracy
+from edge_server.rounds.round_figures import mean_accuracy
 from edge_server.trial.tables import device_lines, rounds_table
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Departure

@@ -12,10 +12,11 @@ from device_agent.exchange.download import Download
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.plan.server_config import LinkConfig
+from edge_server.rounds.active_run import ActiveRun
 from edge_server.rounds.broadcast import group_audiences
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.evaluation.round_figures import list_accuracies, weighted_mean
 from edge_server.rounds.round import Rounds
+from edge_server.rounds.round_figures import list_accuracies, weighted_mean
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
 from shared.models.build import build_blank
@@ -59,7 +60,7 @@ def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
         store = SqliteStore(tmp_path / "run", durable=False)
         server = Server(SITE, broker, clock, inline)
         link = LinkConfig(frame_bytes=1024)
-        rounds = Rounds("run", plan, server, store, copying, link, build_blank(plan.model), None)
+        rounds = Rounds(ActiveRun("run", plan, server, store, copying, link, build_blank(plan.model)))
         for name in devices:
             birth = Status(device=name, session=1, instance=name, online=True)
             await broker.publish(topic(SITE, name, "status"), wire.encode(birth), retain=True)

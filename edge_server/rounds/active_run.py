@@ -1,0 +1,46 @@
+"""Plan, server, store, algorithm and network of a run, for all its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_server.fleet.hub import Server
+from edge_server.fleet.membership import Membership
+from edge_server.journal.checkpoints import Store
+from edge_server.journal.disk import P, R, retry_write
+from edge_server.journal.records import AnyRecord
+from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import LinkConfig
+from shared.algorithms.base import Algorithm
+from shared.models.base import Model
+from shared.tensors.placement import CPU, Device
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """A run while its rounds are performed.
+
+    Attributes:
+        model: Without storage; its `example` is the input shape of the server's own data, empty without such data: then
+            devices may bring any shape.
+        device: Where the server trains and evaluates; states between rounds are on the CPU.
+    """
+
+    name: str
+    plan: Plan
+    server: Server
+    store: Store
+    algorithm: Algorithm
+    link: LinkConfig
+    model: Model
+    membership: Membership = field(default_factory=Membership)
+    device: Device = CPU
+
+    async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Write to the run's store; wait while the disk is full."""
+        return await retry_write(self.server.worker, self.store.retry_s, write, *args, **kwargs)
+
+    async def record(self, record: AnyRecord) -> None:
+        """Append a record to the run's journal; wait while the disk is full."""
+        await self.persist(self.store.append, record)
