@@ -26,9 +26,9 @@ from edge_server.replay.participants import Participants
 from edge_server.replay.play import ReplaySite, couple_jobs_to_time, serve_devices
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
-from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.identity import SiteIdentity, SiteServices
 from edge_server.sites.link import Links, SitePresence, encode_plan
-from edge_server.sites.neighbours import SiteServices, join_peers
+from edge_server.sites.neighbours import join_peers
 from shared.tensors.tree import State
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate

@@ -20,22 +20,22 @@ from edge_server.learner import initial_network, plan_algorithm
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import round_position
 from edge_server.sites.coordinate import Coordination
-from edge_server.sites.gossip import Gossip, Keep, SiteIdentity
+from edge_server.sites.gossip import Gossip
 from edge_server.sites.graph import devices_of_sites, edges_of, neighbours_of, sizes_of
+from edge_server.sites.identity import SiteIdentity, SiteServices
 from edge_server.sites.link import Links
 from edge_server.sites.matrix import Row, mixing_rows, row_without
 from edge_server.sites.mixing import mix_trees, sketch_tree
 from edge_server.sites.model_bounds import REASON as NORM
 from edge_server.sites.model_bounds import parameters_of, require_near
 from edge_server.sites.model_payload import pack_model, read_model, require_model
+from edge_server.sites.site_energy import SiteEnergy
 from edge_server.sites.sketch import distance
 from shared.algorithms.base import Mixing
 from shared.errors import ConfigError
 from shared.models.build import DRAW
-from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
 from shared.tensors.tree import State, Tree
-from shared.transfer.receiver import Policy
 
 
 @dataclass(frozen=True)
@@ -132,24 +132,6 @@ def require_peers(plan: Plan, site: str, peers: Iterable[str]) -> None:
         raise ConfigError(f"peer: no [[peer]] with site = {missing[0]!r}: {sites}; add where its broker is")
 
 
-@dataclass(frozen=True)
-class SiteServices:
-    """Services that a site uses for joint runs.
-
-    Attributes:
-        decide_case: Decides a case by the plan's optimizer.
-        policy: Limits for receiving models.
-        clock: Time source, in monotonic seconds.
-        worker: Runs computations and file writes off the event loop.
-    """
-
-    keep: Keep
-    decide_case: Callable[[Case], Decision]
-    policy: Policy
-    clock: Clock
-    worker: Worker
-
-
 @asynccontextmanager
 async def join_peers(
     plan: Plan, identity: SiteIdentity, links: Links, services: SiteServices, records: Iterable[AnyRecord]
@@ -162,20 +144,14 @@ async def join_peers(
     """
     journal, edges, mixing = list(records), edges_of(plan), plan_algorithm(plan).mixing
     assert mixing
-    near, clock, worker = neighbours_of(identity.site, edges), services.clock, services.worker
-    gossip = Gossip(identity, near, links, services.keep, services.policy, clock, worker)
-    coordination = Coordination(
-        identity=identity,
-        links=links,
-        keep=services.keep,
-        decide_case=services.decide_case,
-        clock=clock,
-        worker=worker,
-        place=partial(locate_round, plan),
+    near = neighbours_of(identity.site, edges)
+    gossip = Gossip(identity, near, links, services)
+    energy = SiteEnergy(
+        *(identity, services, partial(locate_round, plan)),
         allowance=compute_allowance(plan, identity.site),
         joules=plan.budget.joules or 0.0,
-        devices=devices_of_sites(plan),
     )
+    coordination = Coordination(identity, links, services, energy, devices_of_sites(plan))
     gossip.restore(journal)
     coordination.restore(journal)
     row = mixing_rows(sizes_of(plan), edges)[identity.site]
@@ -183,14 +159,14 @@ async def join_peers(
     for record in journal:
         if isinstance(record, Gossiped):
             last_mixed.update(parameters_after(record))
-    async with background(*map(gossip.serve, near)), links.listening():
+    async with background(*map(gossip.served.serve, near)), links.listening():
         yield ConnectedNeighbours(
             site=identity.site,
             row=row,
             mixing=mixing,
             gossip=gossip,
             coordination=coordination,
-            worker=worker,
+            worker=services.worker,
             most_norm=plan.round.most_norm,
             first=partial(initial_state, plan, journal),
             last_mixed=last_mixed,

@@ -18,9 +18,9 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.sites import devices_by_site
 from edge_server.rounds.neighbours import Neighbours
-from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.identity import SiteIdentity, SiteServices
 from edge_server.sites.link import Links, SitePresence, encode_plan
-from edge_server.sites.neighbours import SiteServices, join_peers, require_peers
+from edge_server.sites.neighbours import join_peers, require_peers
 from edge_server.sites.overview import write_rounds
 from shared.protocol.topics import PEER, PEERS, peer_topic
 from shared.runtime.clock import monotonic

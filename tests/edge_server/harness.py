@@ -31,8 +31,10 @@ from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.coordinate import Coordination
-from edge_server.sites.gossip import Gossip, SiteIdentity
+from edge_server.sites.gossip import Gossip
+from edge_server.sites.identity import SiteIdentity, SiteServices
 from edge_server.sites.link import Links, SitePresence
+from edge_server.sites.site_energy import SiteEnergy
 from shared.codecs.dense import dense
 from shared.errors import WireError
 from shared.models.build import build_initial
@@ -297,17 +299,16 @@ class Country:
         async def keep(record: AnyRecord) -> None:
             self.records[site].append(record)
 
-        gossip = Gossip(us, near, links, keep, POLICY, clock, inline)
-        coordination = Coordination(
-            *(us, links, keep, self.decide, clock, inline, self.place, self.allowance),
-            joules=self.allowance * len(self.order),
-            devices={one: (f"{one}-1", f"{one}-2") for one in self.order},
-        )
+        services = SiteServices(keep, self.decide, POLICY, clock, inline)
+        gossip = Gossip(us, near, links, services)
+        energy = SiteEnergy(us, services, self.place, self.allowance, self.allowance * len(self.order))
+        devices = {one: (f"{one}-1", f"{one}-2") for one in self.order}
+        coordination = Coordination(us, links, services, energy, devices)
         gossip.restore(self.records[site])
         coordination.restore(self.records[site])
         stack = AsyncExitStack()
         await stack.enter_async_context(links.listening())
-        await stack.enter_async_context(background(*map(gossip.serve, near)))
+        await stack.enter_async_context(background(*map(gossip.served.serve, near)))
         for one, way in ways.items():
             said = born[one].presence()
             await way.publish(said.topic, said.birth, retain=True)

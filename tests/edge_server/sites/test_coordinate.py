@@ -12,7 +12,7 @@ from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Figure, Granted, Pledged, TermBegan
 from edge_server.journal.records import RoundOpened
 from edge_server.sites.cases import ROUND_JOULES, merge_cases, pack_case, read_case
-from edge_server.sites.coordinate import GRACE_S
+from edge_server.sites.terms import GRACE_S
 from shared.errors import WireError
 from shared.protocol.measurements import Cost
 from shared.runtime import clock as virtual_clock

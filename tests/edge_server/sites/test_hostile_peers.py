@@ -24,9 +24,9 @@ from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.sites.cases import ROUND_JOULES, merge_cases, pack_case, read_case, read_decision
-from edge_server.sites.coordinate import MOST_TERMS_AHEAD, MOST_TERMS_HEARD
 from edge_server.sites.model_bounds import require_near
 from edge_server.sites.overview import sites_table, summarise_sites
+from edge_server.sites.terms import MOST_TERMS_AHEAD, MOST_TERMS_HEARD
 from edge_server.trial.progress import Display
 from shared.errors import WireError
 from shared.protocol import wire

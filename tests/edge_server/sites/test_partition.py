@@ -23,10 +23,12 @@ from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, 
 from edge_server.journal.records import AnyRecord
 from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.coordinate import Coordination
-from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.identity import SiteIdentity, SiteServices
 from edge_server.sites.link import Links, SitePresence
+from edge_server.sites.site_energy import SiteEnergy
 from shared.protocol.measurements import Cost
 from shared.runtime.executor import inline
+from shared.transfer.receiver import Policy
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from tests.benchmarks import netns
@@ -54,14 +56,10 @@ async def main(site: str, ours: Broker, theirs: Broker, folder: Path) -> None:
     home, away = MqttTransport(ours, f"{site}._peers"), MqttTransport(theirs, f"{peer}._peer-{site}", births.presence)
     links, clock = Links(site, home, {peer: away}, b"{}"), asyncio.get_running_loop().time
     us = SiteIdentity(site, ORDER, births.run, folder, DEADLINE_S)
-    deciding = us, links, keep, decide, clock, inline
-    coordination = Coordination(
-        *deciding,
-        lambda number: Place(number - 1, ROUNDS),
-        allowance=ALLOWANCE,
-        joules=ALLOWANCE * len(ORDER),
-        devices={one: (f"{one}-1",) for one in ORDER},
-    )
+    services = SiteServices(keep, decide, Policy(4, 1.0, 1 << 20), clock, inline)
+    place = lambda number: Place(number - 1, ROUNDS)  # noqa: E731 - one line
+    energy = SiteEnergy(us, services, place, ALLOWANCE, ALLOWANCE * len(ORDER))
+    coordination = Coordination(us, links, services, energy, {one: (f"{one}-1",) for one in ORDER})
     async with home.running(), away.running(), links.listening():
         for number in range(1, ROUNDS + 1):
             case = Case((f"{site}-1",), {ROUND_JOULES: 1.0, "spent_joules": 0.0})

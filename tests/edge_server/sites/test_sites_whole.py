@@ -32,8 +32,8 @@ from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
-from edge_server.sites.gossip import SiteIdentity
 from edge_server.sites.graph import graph_edges
+from edge_server.sites.identity import SiteIdentity
 from edge_server.sites.link import Links, SitePresence, encode_plan
 from edge_server.sites.matrix import mixing_rows
 from edge_server.sites.mixing import mix_trees
