@@ -1,4 +1,4 @@
-"""Write the results of a task to its draft: payload, next state, personal model; build the update message."""
+"""Write a task's results to its draft; build the update message."""
 
 from __future__ import annotations
 

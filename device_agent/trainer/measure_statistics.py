@@ -1,4 +1,4 @@
-"""Measure running statistics of received parameters, or sum the inputs of the examples to train on."""
+"""Measure running statistics, or sum the inputs to train on."""
 
 from __future__ import annotations
 

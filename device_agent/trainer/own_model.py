@@ -1,4 +1,4 @@
-"""Train with a personal model: evaluate that of this device, and write it for the board to serve."""
+"""Train with a personal model: evaluate it and write it for serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train below the cut of a split network: the session's steps as encoded payloads, exchanged with the server."""
+"""Train below the cut of a split network, in steps with the server."""
 
 from __future__ import annotations
 

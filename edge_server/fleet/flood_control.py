@@ -1,4 +1,4 @@
-"""Flood control: a service's device messages, admitted within bounds, and the counts of refused ones."""
+"""Flood control: admit device messages within bounds; count refused ones."""
 
 from __future__ import annotations
 

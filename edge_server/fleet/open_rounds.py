@@ -1,4 +1,4 @@
-"""Open rounds of a site's runs, and the handlers of device messages for them."""
+"""Open rounds of a site, and handlers of device messages for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presence of devices: births, deaths and reports, and messages of devices that are thought to be offline."""
+"""Presence of devices: births, deaths, reports and signs of life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide for all sites whose cases arrive in time, as the coordinator of a term."""
+"""Decide for all sites, as the coordinator of a term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gossip edges of one site: settled once each, journalled, and announced to their other ends."""
+"""Gossip edges of one site: settled once, journalled and announced."""
 
 from __future__ import annotations
 

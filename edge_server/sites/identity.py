@@ -1,4 +1,4 @@
-"""Identity of one site in a run, and what the parts of its exchange with others use."""
+"""Identity of a site in a run, and its services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joules that a site pledges to coordinators and is granted in return, journalled before they are used."""
+"""Energy account of a site: journalled pledges and grants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms of rotating coordinators: adopted in order, journalled, within limits; and the peers that do not answer."""
+"""Terms of rotating coordinators, and the peers that do not answer."""
 
 from __future__ import annotations
 
