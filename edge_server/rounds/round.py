@@ -205,13 +205,6 @@ class Rounds:
         fold = partial(statistics.fold_statistics, most_norm=self.run.plan.round.most_norm)
         return await self.run.server.worker(fold, self.run.model, state, top, session_gather)
 
-    def _inline_payload(self, device: str, payload: Outgoing) -> bytes:
-        """Return a small payload's content if the device's agent takes it inside its task; else nothing."""
-        status = self.server.fleet.statuses.get(device)
-        most = min(INLINE_BYTES, self.server.transport.max_payload_bytes // 2)  # the rest of the task needs room too
-        is_inline = status is not None and PAYLOAD in status.knows and payload.transfer.size <= most
-        return payload.content if is_inline else b""
-
     def _is_tested(self, number: int) -> bool:
         every = self.run.plan.evaluation.every
         return self.test is not None and bool(every) and (not number % every or number == self.run.plan.rounds)
