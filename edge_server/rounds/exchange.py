@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -78,6 +78,7 @@ class TaskExchange:
 
     run: ActiveRun
     graph: bytes = b""
+    _based: set[str] = field(default_factory=set)
 
     async def perform(
         self,
@@ -142,12 +143,13 @@ class TaskExchange:
         wait = QuorumWait(self.run, gather, what)
         wait.begin()
         if purpose == "evaluate" and self.graph:
-            graph = self._create_outgoing([memoryview(self.graph)], list(tasks), alone=True)
+            graph = self._create_outgoing([memoryview(self.graph)], list(tasks), group=())
             tasks = {device: _attach_graph(task, graph.transfer) for device, task in tasks.items()}
             outgoing = [*outgoing, graph]
         async with self.run.server.round(gather, tasks, outgoing, split):
             await wait.until_quorum(size=None if waits_for_all else self.run.plan.cohort.size)
         await gather.close()
+        self._based.update(gather.accepted if self._is_adapted(purpose) else ())
 
     def _pack_broadcasts(self, trees: dict[str, Tree]) -> list[Outgoing]:
         """Pack the payloads of a round and prune updates of other devices."""
@@ -161,25 +163,32 @@ class TaskExchange:
         """Return tasks that name the payload of the frozen leaves, if there are some, and all payloads."""
         if not self._is_adapted(purpose):
             return tasks, outgoing
-        base = await self.run.server.worker(self._pack_base, state, list(tasks))
+        group = [device for device, task in tasks.items() if task.shared and device not in self._based]
+        base = await self.run.server.worker(self._pack_base, state, list(tasks), group)
         attached = {device: msgspec.structs.replace(task, base=base.transfer) for device, task in tasks.items()}
         return attached, [*outgoing, base]
 
-    def _pack_base(self, state: State, devices: list[str]) -> Outgoing:
-        """Pack the frozen leaves, which a device requests once."""
+    def _pack_base(self, state: State, devices: list[str], group: list[str]) -> Outgoing:
+        """Pack the frozen leaves, which a device requests once.
+
+        Args:
+            group: Devices that have done no task with them yet: all request them now, in shared frames.
+        """
         tree = frozen_leaves(state, plan_frozen(self.run.plan))
-        return self._create_outgoing(_pack_tree(tree), devices, alone=True)
+        return self._create_outgoing(_pack_tree(tree), devices, group=group)
 
     def _is_adapted(self, purpose: Purpose) -> bool:
         """Return true for tasks with a part of the leaves; ONNX Runtime needs all, with adapters merged."""
         return self.run.plan.adaptation is not None and not (purpose == "evaluate" and self.graph)
 
-    def _create_outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
+    def _create_outgoing(
+        self, parts: list[memoryview], devices: list[str], *, group: Sequence[str] | None = None
+    ) -> Outgoing:
         server = self.run.server
         frame_bytes = frames.largest_frame(self.run.link.frame_bytes, server.transport.max_payload_bytes)
         sender, patience_s = Sender.of_parts(parts, frame_bytes), self.run.link.patience_s
         return Outgoing(
-            server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, alone=alone
+            server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, group=group
         )
 
     def _create_tasks(

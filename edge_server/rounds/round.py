@@ -197,7 +197,7 @@ class Rounds:
         assignments = statistics.session_assignments(plan, run.algorithm, state, devices, number=at, steps=steps)
         assignments = statistics.request_merging(self.run.model, assignments)
         split = await self._open_split(run, at, state, assignments)
-        session_gather = await TaskExchange(run).perform(
+        session_gather = await replace(self.exchange, run=run).perform(
             at, state, assignments, accepted={}, purpose="statistics", split=split
         )
         gather.refused.update(session_gather.refused)
