@@ -33,6 +33,7 @@ LIMITS: Mapping[str, Label] = {
     "weights": ("weights", 1.0, ""),
     "weights_global": ("of which shared", 1.0, ""),
     "model_bytes": ("model", 1e-3, "kB"),
+    "download_bytes": ("download", 1e-3, "kB"),
     "dense_bytes": ("never pruned", 1e-3, "kB"),
     "most_share": ("per device at most", 1e2, "% of the uplink"),
     "personal_steps": ("personal steps", 1.0, ""),

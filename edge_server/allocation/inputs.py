@@ -68,6 +68,9 @@ class Sizes:
         weights: N, weights of the whole network.
         shared: N_u, the weights that the server sends and devices may prune.
         bytes: Size of the whole model.
+        download_bytes: What the algorithm sends to a device.
+        upload_bytes: What a device sends that leaves nothing out.
+        mixed_bytes: What a site sends to another one.
         dense_bytes: Upload bytes that pruning never saves: biases and the like.
         facts: `facts` of the algorithm's state, such as its steps.
     """
@@ -75,6 +78,9 @@ class Sizes:
     weights: int
     shared: int
     bytes: int
+    download_bytes: int
+    upload_bytes: int
+    mixed_bytes: int
     dense_bytes: int = 0
     facts: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -124,4 +130,10 @@ def task_limits(setting: RoundSetting, deadline_s: float | None, joules: float |
         joules = max(0.0, plan.budget.joules - (spending.joules or 0.0)) / rounds_left / max(1, len(setting.devices))
     if joules is not None:
         limits["joules"] = joules
-    return limits | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+    return limits | model_limits(setting.sizes)
+
+
+def model_limits(sizes: Sizes) -> dict[str, float]:
+    """Return a model's sizes for a decision; that of a download only where it is not the model's."""
+    limits = {"weights": float(sizes.weights), "model_bytes": float(sizes.bytes)}
+    return limits if sizes.download_bytes == sizes.bytes else limits | {"download_bytes": float(sizes.download_bytes)}

@@ -1,4 +1,4 @@
-"""Model sizes for allocators: weights, and bytes of partial updates."""
+"""Sizes for allocators: weights, and bytes of what a method sends, in full or in part."""
 
 from __future__ import annotations
 
@@ -12,35 +12,52 @@ from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.subnetworks import neurons as active
-from shared.tensors.tree import State
+from shared.tensors.tree import State, Tree
 
 BYTES = 4
 MATRIX = 2
 """Minimum dimensions of a leaf with prunable weights; biases are never pruned."""
 
 
+def uploaded_leaves(algorithm: Algorithm, state: State) -> Tree:
+    """Return leaves as large as those of an update that leaves nothing out; meta tensors suffice."""
+    down = algorithm.broadcast(state, "", Assignment(seed=0, hyper=Hyper()))
+    return algorithm.resources.uploaded(down) if algorithm.resources.uploaded else down
+
+
+def _size(leaves: Tree) -> int:
+    return sum(leaf.nbytes for leaf in leaves.values())
+
+
 def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
-    """Measure a model as broadcast by an algorithm; meta tensors suffice."""
+    """Measure a model, and what an algorithm sends of it and beside it; meta tensors suffice."""
     leaves = model.tree()
-    assignment = Assignment(seed=0, hyper=Hyper())
-    down = algorithm.broadcast(state, "", assignment)
+    down, up = algorithm.broadcast(state, "", Assignment(seed=0, hyper=Hyper())), uploaded_leaves(algorithm, state)
     weights = sum(parameter.numel() for parameter in model.layers.parameters())
     counted = sum(leaf.numel() for key, leaf in down.items() if key in leaves and leaf.ndim >= MATRIX)
     declared = state.facts.get("global_weights", counted)
     shared = declared if isinstance(declared, int) else counted
-    dense = sum(leaf.nbytes for key, leaf in down.items() if key in leaves and leaf.ndim < MATRIX)
-    return Sizes(weights, min(shared, weights), sum(leaf.nbytes for leaf in leaves.values()), dense, state.facts)
+    prunable = {key for key, leaf in up.items() if key in leaves and leaf.ndim >= MATRIX}
+    return Sizes(
+        weights=weights,
+        shared=min(shared, weights),
+        bytes=_size(leaves),
+        download_bytes=_size(down),
+        upload_bytes=_size(up),
+        mixed_bytes=_size(algorithm.mixing.shared_tree(state)) if algorithm.mixing else _size(leaves),
+        dense_bytes=sum(leaf.nbytes for key, leaf in up.items() if key not in prunable),
+        facts=state.facts,
+    )
 
 
-def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[float, int], ...]:
+def sent_bytes(codec: Spec, leaves: Tree, shares: list[float]) -> tuple[tuple[float, int], ...]:
     """Return (share, bytes) of updates that send a share of their change; only `topk` sends less than all.
 
     Args:
-        model: Meta tensors suffice.
+        leaves: Of a full update; meta tensors suffice.
         shares: In ascending order.
     """
-    leaves = model.tree()
-    total = sum(leaf.nbytes for leaf in leaves.values())
+    total = _size(leaves)
     if codec.name != "topk":
         return tuple((share, total) for share in shares)
     exact = masked_entries.read_names(str(codec.options.get("exact", "")))

@@ -190,6 +190,7 @@ class Resources:
         frees_memory: Whether training frees memory at the price of time, for the process to return to the system.
         fixed_values: (server state, device) -> values that this device got at its first participation, such as `keep`,
             and retains whatever is decided later; empty for a device that has not begun. None: decided in each round.
+        uploaded: Download -> leaves as large as those of an update that leaves nothing out. None: all of the download.
     """
 
     uses: frozenset[str] = frozenset()
@@ -197,6 +198,7 @@ class Resources:
     timed_step: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
     frees_memory: bool = False
     fixed_values: Callable[[State, str], Mapping[str, float]] | None = None
+    uploaded: Callable[[Tree], Tree] | None = None
 
 
 @dataclass(frozen=True)

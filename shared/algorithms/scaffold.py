@@ -5,10 +5,12 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled 
 
     device i, K steps from y_i = x:     y_i <- y_i - rate * (g_i(y_i) - c_i + c)
                                         c_i+ = c_i - c + (x - y_i) / (K * rate)
+    the same (each step moved y_i so)   c_i+ = 1 / K * sum over the steps of g_i(y_i)
     server, from the devices S:         x <- x + server_rate / |S| * sum_S (y_i - x)
                                         c <- c + 1 / N * sum_S (c_i+ - c_i)
 
-c_i stays on device i. c travels down beside the network and c_i+ - c_i travels up, so that a round carries twice the
+The second form of c_i+ is computed: y_i - x in 32 bits has lost digits that a division by K * rate would bring out. c_i
+stays on device i. c travels down beside the network and c_i+ - c_i travels up, so that a round carries twice the
 bytes of FedAvg. g includes weight decay. Momentum and other optimizers are refused: with them (x - y_i) / (K * rate) is
 not the mean gradient. Buffers, such as running statistics, have no control variate and are averaged.
 
@@ -132,7 +134,7 @@ def local(model: Model, state: State, start: Tree, batches: Batches, assignment:
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
     common, (before, seed) = _take(start, CONTROL), _control_that_counts(state, assignment)
     correction = {name: leaf - before[name] if name in before else leaf.clone() for name, leaf in common.items()}
-    steps = 0
+    sums, steps = {name: torch.zeros_like(leaf) for name, leaf in common.items()}, 0
 
     @torch.no_grad()
     def correct(layers: nn.Module, _start: Tree) -> None:
@@ -140,13 +142,13 @@ def local(model: Model, state: State, start: Tree, batches: Batches, assignment:
         steps += 1
         for name, weight in layers.named_parameters():
             if weight.grad is not None:
+                sums[name].add_(weight.grad).add_(weight, alpha=assignment.hyper.weight_decay)
                 weight.grad.add_(correction[name])
 
     _, result = local_sgd(model, State(), network_leaves(start), batches, assignment, correct)
     after = {name: before.get(name, torch.zeros_like(leaf)) for name, leaf in common.items()}
     if steps:
-        scale = -1 / (steps * assignment.hyper.learning_rate)
-        after = {name: result.tree[name] * scale - correction[name] for name in common}
+        after = {name: gradients.div_(steps) for name, gradients in sums.items()}
     control_changes = {
         CONTROL + name: leaf - before[name] if name in before else leaf.clone() for name, leaf in after.items()
     }

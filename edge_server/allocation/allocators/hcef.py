@@ -114,7 +114,7 @@ def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
     down = np.array(case.column("down_bits_per_s", math.inf))
     step_s, step_joules = np.array(case.column("step_s", math.inf)), np.array(case.column("step_joules", 0.0))
     with np.errstate(all="ignore"):
-        whole_s, download_s = 8 * sizes[-1] / rate, 8 * limits["model_bytes"] / down
+        whole_s, download_s = 8 * sizes[-1] / rate, 8 * limits.get("download_bytes", limits["model_bytes"]) / down
         besides_s = download_s + (gradients * step_s if gradients else 0.0)
         room_s = np.array(case.column("deadline_s", limits["deadline_s"])) - besides_s
         besides_joules = _zero_if_invalid(gradients * step_joules + np.array(case.column("download_joules", 0.0)))

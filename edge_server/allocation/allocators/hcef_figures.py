@@ -20,7 +20,7 @@ from edge_server.allocation.device_facts import (
     planned_task_s,
 )
 from edge_server.allocation.figures import Estimate, choose_figures
-from edge_server.allocation.inputs import SPREAD, RoundSetting
+from edge_server.allocation.inputs import SPREAD, RoundSetting, model_limits
 from edge_server.allocation.optimizers.base import MOST
 from edge_server.allocation.optimizers.hcef_budget import Place, remaining
 from edge_server.allocation.options import MeasuringOptions
@@ -115,7 +115,7 @@ def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
     limits |= {"local_steps": tau, "gradients": gradients if is_due else 0.0}
     if gradients and "rounds_left" in limits:
         limits["gradients_left"] = gradients * (_estimates(setting, setting.plan.rounds) - _estimates(setting))
-    return limits | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+    return limits | model_limits(setting.sizes)
 
 
 def spread_estimates(
@@ -220,7 +220,7 @@ def backhaul_seconds(setting: RoundSetting) -> float:
     sites, measured_s = setting.plan.sites, setting.spending.backhaul_s
     if not sites or len(sites.names) == 1 or measured_s is not None:
         return measured_s or 0.0
-    sent_s = 8 * setting.sizes.bytes / (sites.backhaul_mbit_s * 1e6) if sites.backhaul_mbit_s else 0.0
+    sent_s = 8 * setting.sizes.mixed_bytes / (sites.backhaul_mbit_s * 1e6) if sites.backhaul_mbit_s else 0.0
     return sent_s + sites.backhaul_delay_s
 
 

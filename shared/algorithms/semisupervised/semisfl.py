@@ -31,7 +31,16 @@ import msgspec
 import torch
 from torch import nn
 
-from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, ServerTraining, Split, assign_alike
+from shared.algorithms.base import (
+    Algorithm,
+    Allocation,
+    Cohort,
+    Resources,
+    Result,
+    ServerTraining,
+    Split,
+    assign_alike,
+)
 from shared.algorithms.semisupervised.queue import Queue, Ring
 from shared.algorithms.semisupervised.round_terms import number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_device import local
@@ -138,9 +147,14 @@ def broadcast(state: State, device: str, _assignment: Assignment) -> Tree:
     return {name: state.tree[name] for name in both}
 
 
+def students_leaves(down: Tree) -> Tree:
+    """Return the student's leaves of a download."""
+    return {name: leaf for name, leaf in down.items() if not name.startswith(TEACHER)}
+
+
 def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
     """Reject an update other than the whole bottom of a student."""
-    like = {name: leaf for name, leaf in down.items() if not name.startswith(TEACHER)}
+    like = students_leaves(down)
     check_like(up, like)
     if missing := sorted(like.keys() - up.keys()):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
@@ -238,6 +252,7 @@ def _algorithm(settings: SemisflSettings) -> Algorithm:
         split=Split(partial(serve, settings), partial(check_features, settings), passes=2, cut_of=settings.cut_of),
         evaluated=teacher_of,
         server=ServerTraining(partial(train, settings), partial(check_labelled, settings), round_terms),
+        resources=Resources(uploaded=students_leaves),
         reads_labels=False,
     )
 

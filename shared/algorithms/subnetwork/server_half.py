@@ -133,7 +133,7 @@ def read_download(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
     layout = read_chain(model.chain)
     active = unpack(down, layout.hidden)
     index, like = layout.index(active), model.tree()
-    values = {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
+    values = _network_part(down)
     if values.keys() != index.keys():
         raise WireError("received tensors do not match the model's neurons", reason="unknown-tensor")
     check_like(values, {key: _outline(like[key], *index[key]) for key in index})
@@ -154,7 +154,11 @@ def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
     Raises:
         WireError: They differ.
     """
-    check_like(up, {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)})
+    check_like(up, _network_part(down))
+
+
+def _network_part(down: Tree) -> Tree:
+    return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
 
 def empty(state: State) -> Mean:
@@ -222,5 +226,5 @@ def build_algorithm(
         aggregate=aggregate,
         empty=empty,
         check_update=check_update,
-        resources=Resources(frozenset({KEEP}), step_share),
+        resources=Resources(frozenset({KEEP}), step_share, uploaded=_network_part),
     )

@@ -13,8 +13,10 @@ from edge_server.allocation.inputs import Case, RoundSetting, Sizes
 from edge_server.allocation.model_sizes import measure_model, update_bytes
 from edge_server.journal.budget import RunSpending
 from edge_server.journal.decision import Decision, DeviceDecision, Figure
-from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened
+from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
+from edge_server.learner import blank_network, plan_algorithm
 from edge_server.plan.plan import Plan
+from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
@@ -26,9 +28,10 @@ from shared.protocol.messages import Assignment, Hyper, Report
 from shared.registry import build
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
+from tests.edge_server.textbook import make_plan
 from tests.naming import naming
 
-SIZES = Sizes(1000, 800, 4000)
+SIZES = Sizes(1000, 800, 4000, 4000, 4000, 4000)
 SPENT = RunSpending(seconds=40.0, joules=30.0, charged=0.0, is_whole=True, unmetered=())
 DEVICE = '[[device]]\nname = "a"\ncompute_s = 3.0\nup_mbit_s = 2.0\n'
 
@@ -170,6 +173,34 @@ def test_sizes_of_a_network(tmp_path):
     (half, part), (_, all_) = update_bytes(model, [0.5, 1.0])
     assert (half, all_) == (0.5, 4 * whole)
     assert part < 0.6 * all_
+
+
+WHOLE: dict[str, str] = {}
+LORA = {"lora": "rank = 2"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sections"),
+    [
+        *((name, WHOLE) for name in ("fedavg", "fedadam", "scaffold", "fedspu", "hermes")),
+        ("hcef", LORA),
+        ("scaffold", LORA),
+    ],
+)
+def test_sizes_of_a_method_are_what_its_devices_receive_and_send(tmp_path, algorithm, sections):
+    """SCAFFOLD carries a control variate beside every weight; of a network with adapters, only these travel."""
+    sections = {"hyper": "batch_size = 8\nlearning_rate = 0.1", "evaluation": "every = 0"} | sections
+    plan = make_plan(tmp_path, rounds=2, algorithm=f'name = "{algorithm}"', **sections)
+    state, records = replay_plan(plan, tmp_path / "run")
+    accepted = [record for record in records if isinstance(record, UpdateAccepted) and record.round == 2]
+    found = measure_model(plan_algorithm(plan), blank_network(plan), state)
+    whole = sum(leaf.nbytes for leaf in blank_network(plan).tree().values())
+    assert found.bytes == whole
+    assert (found.upload_bytes == 2 * whole) == (algorithm == "scaffold" and "lora" not in sections)
+    assert (found.upload_bytes < whole) == ("lora" in sections)
+    for record in accepted:
+        assert found.upload_bytes <= record.update.params.size <= found.upload_bytes + 600
+        assert found.download_bytes <= record.update.cost.bytes_down <= found.download_bytes + 900
 
 
 @pytest.mark.parametrize(

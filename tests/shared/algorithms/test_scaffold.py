@@ -104,7 +104,7 @@ def test_some_rounds_are_the_textbooks(fleet, model, hyper, cohorts, options):
         state = play(scaffold(devices=known, **options), fleet, hyper, cohorts)
         require_close(state.tree, x)
         for name, leaf in c.items():
-            assert np.abs(state.tree[f"control/{name}"].double().numpy() - leaf).max() <= 2e-6, name
+            assert np.abs(state.tree[f"control/{name}"].double().numpy() - leaf).max() <= 1e-6, name
             assert np.abs(leaf).max() > 1e-2
 
 

@@ -241,6 +241,9 @@ def fedmatch(settings: FedmatchSettings) -> Algorithm:
         check_update=check_update,
         evaluated=partial(summed_parameters, settings),
         server=ServerTraining(partial(train, settings), check, round_terms),
-        resources=Resources(step_share=lambda _model, _assignment: 1 + FORWARD + helper_cost),
+        resources=Resources(
+            step_share=lambda _model, _assignment: 1 + FORWARD + helper_cost,
+            uploaded=lambda down: {name: leaf for name, leaf in down.items() if not name.startswith((SIGMA, HELPER))},
+        ),
         reads_labels=False,
     )

@@ -32,7 +32,7 @@ from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms
-from shared.algorithms.semisupervised.semisfl import check_update, teacher_of
+from shared.algorithms.semisupervised.semisfl import check_update, students_leaves, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
 from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, take_prefix, takes_options
 from shared.algorithms.semisupervised.teacher import ema_decay, update_teacher
@@ -123,6 +123,6 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
         check_update=check_update,
         evaluated=teacher_of,
         server=ServerTraining(partial(train, settings), require_classes, round_terms),
-        resources=Resources(step_share=step_share),
+        resources=Resources(step_share=step_share, uploaded=students_leaves),
         reads_labels=False,
     )

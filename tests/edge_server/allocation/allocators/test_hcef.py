@@ -351,7 +351,7 @@ def test_what_no_method_uses_is_told(tmp_path, caplog):
     assert not log_messages(caplog, "sent"), "the codec takes `sent`"
 
 
-SIZES = Sizes(1000, 1000, 4100, 0, {"local_steps": 6, "gradients": 2})
+SIZES = Sizes(1000, 1000, 4100, 4100, 4100, 4100, facts={"local_steps": 6, "gradients": 2})
 
 
 def setting(folder, number: int, *, joules: float = 90.0, options: str = "", **more) -> RoundSetting:
