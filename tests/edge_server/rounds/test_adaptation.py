@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -139,8 +140,8 @@ class Counting(SqliteStore):
         super().__init__(folder, durable=False)
         self.call = call
 
-    def extend(self, records: Sequence[AnyRecord]) -> None:
-        super().extend(records)
+    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        super().extend(records, payloads)
         for record in records:
             if isinstance(record, RoundClosed):
                 self.call(record.round)
