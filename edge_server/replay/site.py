@@ -27,8 +27,8 @@ from edge_server.replay.devices.flow import FlowShare
 from edge_server.replay.participants import Participants
 from edge_server.replay.trainer import ReplayTrainer
 from shared.protocol import wire
-from shared.protocol.messages import Report, Task
-from shared.protocol.topics import SERVER, parse_channel, parse_device, topic
+from shared.protocol.messages import PAYLOAD, TASK_FIELDS, Report, Task
+from shared.protocol.topics import parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import inline
 from shared.transport.base import Inbox
@@ -40,6 +40,8 @@ SITE = "replay"
 
 
 REPORT_S = 3600.0
+FRAMED_FIELDS = tuple(name for name in TASK_FIELDS if name != PAYLOAD)
+"""Replayed devices fetch small payloads in frames too, so that their seconds and joules are modelled."""
 
 
 @dataclass
@@ -115,8 +117,6 @@ class VirtualSite:
         """
         try:
             async with self._group:
-                server = build_presence(SERVER, self.site, SERVER, 1)
-                await self.broker.publish(server.topic, server.birth, retain=True)
                 for moment, name, session, is_online in sorted(self._presence_changes()):
                     if (wait := moment - self.clock()) > 0:
                         await asyncio.sleep(wait)
@@ -137,7 +137,7 @@ class VirtualSite:
 
     async def _set_presence(self, name: str, session: int, *, is_online: bool) -> None:
         presence, running = (
-            build_presence(name, self.site, name, session, classes=self._classes),
+            build_presence(name, self.site, name, session, classes=self._classes, knows=FRAMED_FIELDS),
             self._agents.get(name),
         )
         if is_online:

@@ -95,6 +95,7 @@ def build_presence(  # noqa: PLR0913 - the fields of a birth
     inputs: Inputs | None = None,
     trains: bool = True,
     state: str = READY,
+    knows: Sequence[str] = TASK_FIELDS,
 ) -> Presence:
     """Build the birth and the will of a session.
 
@@ -106,12 +107,13 @@ def build_presence(  # noqa: PLR0913 - the fields of a birth
         inputs: Input preparation of the device; None if unknown.
         trains: Whether the device accepts training tasks.
         state: `READY` or `SERVES`, see above.
+        knows: Fields of a task that a device heeds.
     """
     lasting = "" if state == READY else state  # a device that only serves is recognisable offline too
     will = Status(device=device, session=number, instance=instance, online=False, state=lasting)
     fields = {"classes": None if classes is None else list(classes), "inputs": inputs, "trains": trains}
-    knows = (PAYLOAD,) if device == SERVER else TASK_FIELDS
-    birth = replace(will, online=True, state=state, version=_version(), ended=ended, knows=knows, **fields)
+    heeded = (PAYLOAD,) if device == SERVER else tuple(knows)
+    birth = replace(will, online=True, state=state, version=_version(), ended=ended, knows=heeded, **fields)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

@@ -110,12 +110,12 @@ def costs(records: list[AnyRecord]) -> dict[str, float | None]:
 
 
 def test_seconds_follow_from_the_plan(tmp_path):
-    """3.3 kB come at 2 kB/s and go at 1 kB/s, training takes 5 s, and task and update wait 0.5 s each."""
+    """3.3 kB come at 2 kB/s and go at 1 kB/s, training takes 5 s, and six messages in turn wait 0.5 s each."""
     one = '[[device]]\nname = "a"\ncompute_s = 5.0\nup_mbit_s = 0.008\ndown_mbit_s = 0.016\ndelay_s = 0.5'
     plan = make_plan(tmp_path, rounds=1, more=one, cohort="min_devices = 1", evaluation="every = 0")
     _, records = replay_plan(plan, tmp_path / "run")
     [closed] = closed_rounds(records)
-    seconds = closed.bytes_down["a"] / 2e3 + 5.0 + closed.bytes_up["a"] / 1e3 + 2 * 0.5
+    seconds = closed.bytes_down["a"] / 2e3 + 5.0 + closed.bytes_up["a"] / 1e3 + 6 * 0.5
     assert closed.bytes_down["a"] == pytest.approx(3300, rel=0.05)
     assert seconds < closed.seconds < seconds + 1.2  # the messages around the frames, 0.5 kB each way
     assert costs(records) == {"a": 5.0}
