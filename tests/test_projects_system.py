@@ -6,6 +6,7 @@ Three agents join a site with certificates by tokens; its enrolment service offe
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shutil
@@ -327,6 +328,35 @@ def test_a_reverted_release_takes_its_project_back(site):
         _, records, said = site.train(plain)
         assert closed_rounds(records)[-1].arrived == ("board-1",), said + site.log("board-1").read_text()
         assert read_versions("trainer.main") == {"0.1.0"}
+
+
+def test_a_submitted_plan_brings_its_project_to_the_server(site):
+    """The server was started elsewhere; another version of loaded code needs another server, and says so."""
+    plan, config = site.project / "plan.toml", site.site.path / "server.toml"
+    plan.write_text(plan.read_text().replace("min_devices = 2", "min_devices = 1"))
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if not line.startswith("plan = ")))
+
+    def jobs() -> list[dict[str, str]]:
+        return json.loads(site.typed("queue", "--format", "json", "--config", config).out)["jobs"]
+
+    def submit() -> None:
+        site.publish()
+        words = [sys.executable, "-m", "edge_server", "submit", "plan.toml", "--config", config]
+        subprocess.run(list(map(str, words)), cwd=site.project, check=True, timeout=120)  # noqa: S603 - ours
+
+    site.join("board-1")
+    site.start("board-1")
+    log = site.folder / "queue.log"
+    with started("edge_server", "run", "--wait", "--config", config, log=log, cwd=site.folder):
+        submit()
+        until(lambda: jobs()[0]["state"] in ("finished", "failed"), "the end of the first job")
+        assert jobs()[0]["state"] == "finished", jobs()[0]["cause"] + log.read_text()
+        site.set_version("0.2.0")
+        submit()
+        until(lambda: any(job["state"] == "failed" for job in jobs()), "the end of the second job")
+    [cause] = [job["cause"] for job in jobs() if job["state"] == "failed"]
+    assert names_all(cause, "'air'", "0.1.0", "0.2.0", "another process")
 
 
 def install(state: Path, version: str) -> subprocess.CompletedProcess[str]:

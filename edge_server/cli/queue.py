@@ -13,6 +13,7 @@ from edge_server.plan.devices import expand_devices
 from edge_server.plan.server_config import ServerConfig, load, plugin_entries
 from shared import registry
 from shared.errors import ConfigError
+from shared.projects.working_folder import find_active
 from shared.runtime import processes
 from shared.runtime.command_line import add_command, add_config
 from shared.runtime.extras import find_packaged_config
@@ -68,7 +69,8 @@ def submit(options: argparse.Namespace) -> int:
     plan = check_plan.load(options.plan, Path(config.data_root), several_sites=True)
     require_enough(plan, Membership(members_of(config, plan)))
     jobs = _queue_of(config)
-    job = jobs.submit(plan, options.priority)
+    project = find_active(plan.project) if plan.project else None
+    job = jobs.submit(plan, options.priority, str(project.folder) if project else "")
     before = [other for other in jobs.list_jobs() if other.state == "waiting" and other.rank < job.rank]
     sys.stdout.write(f"job {job.number}: plan {plan.name!r} waits, {len(before)} waiting jobs are before it\n")
     if not jobs.is_served():

@@ -47,6 +47,7 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
         priority: Jobs with a higher one come first.
         submitted: Calendar time, for people.
         plan: Copy of the submitted plan, with resolved paths.
+        project: Working folder of the plan's project; empty without one, or if it is installed.
         state: `running` also if the server ended meanwhile: the next one resumes the run.
         run: Name of the run, from its beginning.
         outcome: Of the run, see `edge_server.journal.records.RunClosed`; `failed` if it could not be run to its end.
@@ -61,6 +62,7 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     outcome: str = ""
     cause: str = ""
+    project: str = ""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -97,8 +99,8 @@ class PlanQueue:
         """Check whether a server is at work at the site."""
         return is_held(self.folder, unknown=True)
 
-    def submit(self, plan: Plan, priority: int = 0) -> QueuedJob:
-        """Add a job.
+    def submit(self, plan: Plan, priority: int = 0, project: str = "") -> QueuedJob:
+        """Add a job; `project` is the working folder of its project.
 
         Raises:
             ConfigError: The priority is out of range, or a newer version wrote in the folder of runs.
@@ -107,7 +109,8 @@ class PlanQueue:
         require_priority(priority)
         with self._changing():
             numbers = [int(path.stem.rpartition("-")[2]) for path in self.folder.glob(JOB_FILES)]
-            job = QueuedJob(number=max(numbers, default=0) + 1, priority=priority, submitted=utc_stamp(), plan=plan)
+            number = max(numbers, default=0) + 1
+            job = QueuedJob(number=number, priority=priority, submitted=utc_stamp(), plan=plan, project=project)
             self._write(job)
         return job
 

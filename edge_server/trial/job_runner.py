@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from edge_server.fleet.membership import Members
@@ -14,10 +15,12 @@ from edge_server.journal.plan_queue import PlanQueue, QueuedJob
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import make_run_name
 from edge_server.plan.plan import Plan
+from edge_server.plan.project import open_project
 from edge_server.plan.server_config import ServerConfig
 from edge_server.trial.live import LiveSite, run_at_site
 from edge_server.trial.peers import members_of
 from shared.errors import ConfigError, FieldFleetError
+from shared.projects.working_folder import FILE
 from shared.runtime.executor import in_thread
 
 log = logging.getLogger(__name__)
@@ -139,6 +142,7 @@ class JobRunner:
     async def _run_job(self, job: QueuedJob) -> None:
         """Run a job to its end; its failure is recorded in the queue and stops no other job."""
         try:
+            open_project(job.plan, Path(job.project) / FILE)
             records = await run_at_site(self.site, job.plan, job.run)
         except asyncio.CancelledError:
             raise

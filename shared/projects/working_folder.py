@@ -127,8 +127,13 @@ def activate(project: WorkingFolder) -> None:
     Raises:
         ConfigError: Python finds another package of that name.
     """
-    folder = str(project.folder)
-    replaced = str(_active[project.name].folder) if project.name in _active else folder
+    folder, before = str(project.folder), _active.get(project.name)
+    if before and before.version != project.version and project.name in sys.modules:
+        raise ConfigError(
+            f"project {project.name!r}: this process has loaded version {before.version}, and {folder} now has "
+            f"{project.version}; start another process"
+        )
+    replaced = str(before.folder) if before else folder
     sys.path[:] = [entry for entry in sys.path if entry not in (replaced, folder)]
     sys.path.append(folder)  # last, so that its files hide no module of this machine
     _require_own_package(project)
