@@ -148,7 +148,7 @@ class Counting(SqliteStore):
 
 
 def test_the_server_sends_frozen_leaves_once_to_all_devices_and_again_to_one_that_lost_them(tmp_path):
-    """Bytes of all frames of the server, on the common topic and on the devices' own; in round 3, one has no base."""
+    """Bytes of all frames, on the common topic and on the devices' own: heads are in tasks; in round 3, one base."""
     plan = make_plan(tmp_path, rounds=4, model=FREEZE)
     here, sizes, shared = Site(Network(), plan, tmp_path / "live"), list[int](), list[int]()
 
@@ -167,12 +167,8 @@ def test_the_server_sends_frozen_leaves_once_to_all_devices_and_again_to_one_tha
     state, _ = here.network.run(whole())
     again, _ = replay_plan(plan, tmp_path / "replayed" / RUN)
     require_equal(state.tree, again.tree)
-    with_base = HEAD_BYTES + BASE_BYTES
-    for found, least in (
-        (sizes, [with_base, HEAD_BYTES, with_base, HEAD_BYTES]),
-        (shared, [with_base, *3 * [HEAD_BYTES]]),
-    ):
-        assert all(between([size], expected) for size, expected in zip(found, least, strict=True))
+    for found, bases in ((sizes, [1, 0, 1, 0]), (shared, [1, 0, 0, 0])):
+        assert all(between([size], BASE_BYTES) if base else size == 0 for size, base in zip(found, bases, strict=True))
 
 
 def test_a_trace_costs_what_was_recorded_and_a_plan_without_adapters_more(tmp_path):
