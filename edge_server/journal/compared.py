@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, first, select, valid_records
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    RoundClosed,
+    RoundOpened,
+    RunOpened,
+    first,
+    select,
+    valid_records,
+)
 
 DEVICE_PREFIX = "eval_"
 """Prefix of metrics of held-out examples among those of a device's update."""
+MODEL_SEED = "model_seed"
+"""Assigned value of all methods with personal models; `shared.algorithms.personal_model` defines it and loads torch."""
 
 
 def compared_metric(records: Sequence[AnyRecord]) -> ComparedMetric:
@@ -18,10 +29,16 @@ def compared_metric(records: Sequence[AnyRecord]) -> ComparedMetric:
 
 
 def is_personal(records: Sequence[AnyRecord]) -> bool:
-    """Return True if the devices of a run use personal models; old journals record it with evaluations only."""
+    """Return True if the devices of a run use personal models.
+
+    Journals that lack the field show it by evaluations, and by the seed from which devices draw their first models.
+    """
     opening = first(records, RunOpened)
-    is_recorded = bool(opening and opening.personal)
-    return is_recorded or any(evaluation.personal for evaluation in select(records, Evaluated))
+    if opening and opening.personal:
+        return True
+    tasks = next((record.assignments for record in select(records, RoundOpened) if record.assignments), {})
+    has_seed = any(MODEL_SEED in assignment.values for assignment in tasks.values())
+    return has_seed or any(evaluation.personal for evaluation in select(records, Evaluated))
 
 
 def server_value(closed: RoundClosed, metric: ComparedMetric) -> float | None:

@@ -10,7 +10,7 @@ import torch
 
 from device_agent.trainer import device_state
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import RoundOpened, RunOpened
+from edge_server.journal.records import Evaluated, RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay_plan
 from edge_server.replay.trace.export import trace_of
@@ -62,6 +62,9 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, method, dra
     assert trace.header.draw == draw
     is_personal = method != "fedavg"
     assert (digest_run(records).personal, digest_run(to_records(trace)).personal) == (is_personal, is_personal)
+    assert not any(one.personal for one in records if isinstance(one, RunOpened)), "as journals of before"
+    unevaluated = [one for one in records if not isinstance(one, Evaluated)]
+    assert digest_run(unevaluated).personal == is_personal
     again, replayed = replay_plan(plan, tmp_path / "again", trace=trace)
     require_began(again.tree, plan, draw)
     assert [one.draw for one in replayed if isinstance(one, RunOpened)] == [draw]
