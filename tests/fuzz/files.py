@@ -152,8 +152,8 @@ def _trace(place: Path) -> None:
 def _read_trace(place: Path) -> object:
     """Return a trace that is sound: its records make a journal that is read as it was written."""
     trace = traces.read(place / "trace")
-    rows = list(sqlite.marked_rows(to_records(trace), 0))
-    assert list(sqlite.marked_rows(map(decode_body, (body for body, _ in rows)), 0)) == rows
+    rows = list(sqlite.marked_rows(to_records(trace), 0, sqlite.encode))
+    assert list(sqlite.marked_rows(map(decode_body, (body for body, _ in rows)), 0, sqlite.encode)) == rows
     return trace
 
 
