@@ -22,8 +22,9 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.protocol.update import FailedRelease, Phase
+from shared.protocol.versioned import decode_versioned
 from shared.runtime.durable import replace_file
-from shared.runtime.state_formats import MOST_BYTES, decode_small
+from shared.runtime.state_formats import MOST_BYTES
 
 HOME_VARIABLE = "FIELDFLEET_HOME"
 """Environment variable that overrides the versions' folder; for tests."""
@@ -123,10 +124,6 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
         return (self.to, self.deployment, self.attempt) == (target.version, target.deployment, target.attempt)
 
 
-class _RecordFormat(msgspec.Struct):
-    format: int
-
-
 def read_upgrade(home: Path) -> UpgradeRecord:
     """Read the upgrade record; an empty one if nothing was ever upgraded.
 
@@ -145,10 +142,7 @@ def read_upgrade(home: Path) -> UpgradeRecord:
         return UpgradeRecord()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    form = decode_small(data, _RecordFormat, str(path)).format
-    if form > FORMAT:
-        raise ConfigError(f"{path}: format {form} is newer than this version reads ({FORMAT}); install a newer one")
-    return decode_small(data, UpgradeRecord, str(path))
+    return decode_versioned(data, UpgradeRecord, FORMAT, MOST_BYTES, str(path), "install a newer version")
 
 
 def write_upgrade(home: Path, record: UpgradeRecord) -> None:

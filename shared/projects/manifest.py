@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from shared.projects.names import require_project_name, require_version
-from shared.protocol.packages import SignedManifest, decode_versioned, require_site, sign_bytes, verify_bytes
+from shared.protocol.packages import SignedManifest, decode_received, require_site, sign_bytes, verify_bytes
 
 FORMAT = 1
 PREFIX = b"fieldfleet project manifest 1\n"
@@ -83,4 +83,4 @@ def decode_project(data: bytes) -> ProjectManifest:
         WireError: It is malformed.
     """
     remedy = "upgrade fieldfleet on this machine"
-    return decode_versioned(data, ProjectManifest, newest=FORMAT, what="project manifest", remedy=remedy)
+    return decode_received(data, ProjectManifest, FORMAT, "project manifest", remedy)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from shared.errors import ConfigError, WireError
+from shared.errors import ConfigError, CorruptFile, WireError
+from shared.protocol.versioned import decode_versioned
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -181,34 +182,19 @@ def decode_manifest(data: bytes) -> PackageManifest:
         WireError: It is malformed.
     """
     remedy = "install the package by hand, `sudo apt install ./FILE.deb`"
-    return decode_versioned(data, PackageManifest, newest=FORMAT, what="package manifest", remedy=remedy)
+    return decode_received(data, PackageManifest, FORMAT, "package manifest", remedy)
 
 
-def decode_versioned(data: bytes, kind: type[T], *, newest: int, what: str, remedy: str) -> T:
-    """Decode a manifest whose field `format` is read first, since a newer format may have other fields.
-
-    Args:
-        newest: Newest format that this version reads.
-        what: Name of the manifest for messages.
-        remedy: What to do about a newer format.
+def decode_received(data: bytes, kind: type[T], newest: int, what: str, remedy: str) -> T:
+    """Decode a manifest; arguments and ConfigError as of `shared.protocol.versioned`.
 
     Raises:
-        ConfigError: It has a newer format.
         WireError: It is malformed or too long.
     """
-    if len(data) > MOST_SIGNED:
-        raise WireError(f"a manifest of {len(data)} bytes, the limit is {MOST_SIGNED}", reason="malformed")
     try:
-        number = msgspec.json.decode(data, type=_ManifestFormat).format
-        if number > newest:
-            raise ConfigError(f"the {what} is of format {number}, and this version reads up to {newest}: {remedy}")
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"not a {what}: {error}", reason="malformed") from error
-
-
-class _ManifestFormat(msgspec.Struct):
-    format: int = FORMAT
+        return decode_versioned(data, kind, newest, MOST_SIGNED, what, remedy)
+    except CorruptFile as error:
+        raise WireError(str(error), reason="malformed") from error
 
 
 def find_build(manifest: PackageManifest, arch: str, python: str) -> Build:

@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import CorruptFile
+from shared.protocol.versioned import decode_versioned
 
 Kind: TypeAlias = Literal["model", "configuration", "agent"]
 Phase: TypeAlias = Literal[
@@ -44,6 +45,8 @@ Event: TypeAlias = Literal[
 
 FORMAT = 1
 """Format of the record; increased when an older reader would misread one."""
+MOST_BYTES = 64 << 10
+"""Size limit of a record."""
 MOST_REMEMBERED = 16
 """Failed releases of one name that are remembered."""
 REASON_CHARS = 500
@@ -253,10 +256,6 @@ def count_start(record: UpdateRecord) -> UpdateRecord:
     return msgspec.structs.replace(record, starts=record.starts + 1)
 
 
-class _RecordFormat(msgspec.Struct):
-    format: int
-
-
 def write_record(record: UpdateRecord) -> bytes:
     """Encode a record for the disk: a line with the SHA-256 of the rest, then readable JSON."""
     body = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n"
@@ -276,10 +275,4 @@ def read_record(data: bytes, place: str) -> UpdateRecord:
     digest, _, body = data.partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptFile(f"{place}: its checksum is wrong")
-    try:
-        number = msgspec.json.decode(body, type=_RecordFormat).format
-        if number > FORMAT:
-            raise ConfigError(f"{place}: of format {number}, and this fieldfleet reads up to {FORMAT}: update it")
-        return msgspec.json.decode(body, type=UpdateRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{place}: not an update record ({error})") from error
+    return decode_versioned(body, UpdateRecord, FORMAT, MOST_BYTES, place)

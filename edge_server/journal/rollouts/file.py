@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -285,21 +286,21 @@ def read_rollout(data_dir: Path, deployment: str) -> list[AnyRolloutRecord]:
         ) from None
 
 
-def read_model_statuses(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
-    """Return the last status that each board reported of each model, by device and model, over all rollouts.
-
-    Damaged journals are logged and skipped.
-    """
-    latest: dict[str, dict[str, tuple[str, ModelStatus]]] = {}
+def readable_rollouts(data_dir: Path) -> Iterator[list[AnyRolloutRecord]]:
+    """Yield the records of each rollout, oldest first; damaged journals are logged and skipped."""
     for name in rollout_names(data_dir):
         try:
-            records = read_rollout(data_dir, name)
+            yield read_rollout(data_dir, name)
         except CorruptFile as error:
             log.warning("%s", error)
-            continue
-        for record in records:
-            if isinstance(record, BoardTold):
-                by_model = latest.setdefault(record.device, {})
-                if record.at >= by_model.get(record.status.name, ("",))[0]:
-                    by_model[record.status.name] = record.at, record.status
+
+
+def read_model_statuses(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
+    """Return the last status that each board reported of each model, by device and model, over all rollouts."""
+    latest: dict[str, dict[str, tuple[str, ModelStatus]]] = {}
+    for record in chain.from_iterable(readable_rollouts(data_dir)):
+        if isinstance(record, BoardTold):
+            by_model = latest.setdefault(record.device, {})
+            if record.at >= by_model.get(record.status.name, ("",))[0]:
+                by_model[record.status.name] = record.at, record.status
     return {device: {name: status for name, (_, status) in by_model.items()} for device, by_model in latest.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +21,10 @@ from edge_server.journal.rollouts.file import (
     RolloutPlan,
     RolloutStarted,
     WaveOpened,
-    read_rollout,
-    rollout_names,
+    readable_rollouts,
 )
-from shared.errors import CorruptFile
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.update import PENDING
-
-log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["going", "paused", "stopped", "aborted", "going-back"]
 Standing: TypeAlias = Literal["waiting", "taking", "trial", "committed", "failed", "superseded"]
@@ -242,13 +237,5 @@ def summarise(state: RolloutState) -> RolloutSummary:
 
 def rollouts_of(data_dir: Path, runs: Collection[str]) -> list[RolloutState]:
     """Return the rollouts of these runs' releases, oldest first; damaged journals are logged and skipped."""
-    states = []
-    for name in rollout_names(data_dir):
-        try:
-            state = fold(read_rollout(data_dir, name))
-        except CorruptFile as error:
-            log.warning("%s", error)
-            continue
-        if state and state.plan.run in runs:
-            states.append(state)
-    return states
+    states = (fold(records) for records in readable_rollouts(data_dir))
+    return [state for state in states if state and state.plan.run in runs]

@@ -13,12 +13,13 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError
 from shared.protocol.bounded import Count, Line, Number, ReleaseName, Sha256, Size, Version
 from shared.protocol.inputs import BYTE_SCALE
 from shared.protocol.messages import PluginVersion, ProjectVersion, Spec
 from shared.protocol.objective import MOST_METRICS
 from shared.protocol.objective import Kind as TaskKind
+from shared.protocol.versioned import decode_versioned
 
 FORMAT = 1
 """Increased when an older reader would misread a manifest."""
@@ -255,10 +256,6 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         return files
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 def describe_class_fault(classes: Sequence[str], outputs: Sequence[int]) -> str:
     """Describe a mismatch between class names and outputs; empty where they match, or there are no names.
 
@@ -306,17 +303,7 @@ def read_manifest(data: bytes, place: str) -> ReleaseManifest:
         ConfigError: It is of a newer format.
         CorruptFile: It is not a manifest, or one of its values is out of range.
     """
-    try:
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise CorruptFile(f"{place}: {len(data)} bytes, the limit of a manifest is {MAX_MANIFEST_BYTES}")
-        number = msgspec.json.decode(data, type=_Format).format
-        if number > FORMAT:
-            raise ConfigError(
-                f"{place}: a release of format {number}, and this fieldfleet reads up to {FORMAT}: update it"
-            )
-        return msgspec.json.decode(data, type=ReleaseManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptFile(f"{place}: not a release manifest ({error})") from error
+    return decode_versioned(data, ReleaseManifest, FORMAT, MAX_MANIFEST_BYTES, place)
 
 
 def parse_reference(text: str) -> tuple[str, int]:
