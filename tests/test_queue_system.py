@@ -149,6 +149,21 @@ def test_jobs_wait_for_the_servers_own_plan_and_do_not_stop_each_other(fleet, tm
     assert (again.code, names_all(again.err, "own", "--again")) == (0, True)
 
 
+def test_a_job_whose_device_is_offline_is_overtaken(fleet, tmp_path):
+    """It begins no run; the job behind it begins after `wait_s`, and shows that it waits."""
+    queue = Queue(fleet, tmp_path)
+    queue.submit(queue.plan("absent", "ax", cohort="min_devices = 2\nwait_s = 3.0"))
+    queue.submit(queue.plan("present", "a"))
+    with forked("run", "--config", queue.config, log=tmp_path / "log") as server:
+        until(lambda: queue.states()["present"] == "finished", "the job whose device is online")
+        [absent] = [job for job in queue.jobs.list_jobs() if job.plan.name == "absent"]
+        assert names_all(absent.cause, 1, 2, "may begin")
+        assert captured("queue", "rm", absent.number, "--config", queue.config).code == 0
+        assert server.wait(PATIENCE_S) == 0
+    assert not queue.records("absent")
+    queue.require_whole("present", "a")
+
+
 def test_a_server_that_waits_takes_jobs_when_they_come(fleet, tmp_path):
     queue = Queue(fleet, tmp_path)
     with forked("run", "--wait", "--config", queue.config, log=tmp_path / "log") as server:

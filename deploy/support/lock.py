@@ -40,9 +40,9 @@ TAIL, LONGEST_HEAD = 4 << 20, 4096
 """Bytes at a wheel's end that hold its list of files; bytes of a file's head in a zip."""
 
 PURPOSES = {  # the first one chooses the versions for the others
-    "train": ("httptools", "numpy", "onnxruntime", "safetensors", "pillow", "torch"),
+    "train": ("httptools", "numpy", "onnxruntime", "safetensors", "pillow", "soundfile", "pyarrow", "torch"),
     "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),
-    "server": ("numpy", "safetensors", "pillow", "torch", "cvxpy", "onnx", "onnxruntime"),
+    "server": ("numpy", "safetensors", "pillow", "soundfile", "pyarrow", "torch", "cvxpy", "onnx", "onnxruntime"),
 }
 ARM = {"torch": "2.10.0"}
 """From 2.11 on, the index's wheel for 64-bit ARM needs CUDA."""

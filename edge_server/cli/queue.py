@@ -74,7 +74,9 @@ def submit(options: argparse.Namespace) -> int:
     before = [other for other in jobs.list_jobs() if other.state == "waiting" and other.rank < job.rank]
     sys.stdout.write(f"job {job.number}: plan {plan.name!r} waits, {len(before)} waiting jobs are before it\n")
     if not jobs.is_served():
-        sys.stdout.write(f"no server is at work: `edge-server run --config {options.config}` starts it\n")
+        packaged = options.config == find_packaged_config("server.toml")
+        command = "sudo systemctl start fieldfleet-server" if packaged else f"edge-server run --config {options.config}"
+        sys.stdout.write(f"no server is at work at this site; start it: `{command}`\n")
     return 0
 
 

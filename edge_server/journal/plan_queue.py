@@ -51,7 +51,7 @@ class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
         state: `running` also if the server ended meanwhile: the next one resumes the run.
         run: Name of the run, from its beginning.
         outcome: Of the run, see `edge_server.journal.records.RunClosed`; `failed` if it could not be run to its end.
-        cause: Why the run ended early or failed; empty if it did not.
+        cause: Why the job waits for devices, or its run ended early or failed; empty if it did not.
     """
 
     number: int
@@ -118,6 +118,10 @@ class PlanQueue:
         """Mark a job as running; return None if it was removed or has ended meanwhile."""
         begun = self._change(number, lambda job: job if job.state == "ended" else _begin_job(job, run))
         return begun if begun and begun.state == "running" else None
+
+    def note_cause(self, number: int, cause: str) -> None:
+        """Record why a job waits; empty for its turn."""
+        self._change(number, lambda job: replace(job, cause=cause) if job.state == "waiting" else job)
 
     def end(self, number: int, outcome: str, cause: str = "") -> None:
         """Mark a job as ended, unless it was removed; forget the oldest ended ones."""
@@ -241,7 +245,7 @@ def _no_such_job(site: str, number: int, jobs: Sequence[QueuedJob]) -> ConfigErr
 
 
 def _begin_job(job: QueuedJob, run: str) -> QueuedJob:
-    return replace(job, state="running", run=run)
+    return replace(job, state="running", run=run, cause="")
 
 
 def require_priority(priority: int) -> None:

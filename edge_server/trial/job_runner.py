@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_server.fleet.membership import Members
+from edge_server.fleet.membership import Members, Membership
 from edge_server.journal.disk import RETRY_S, retry_write
 from edge_server.journal.plan_queue import PlanQueue, QueuedJob
 from edge_server.journal.records import AnyRecord, RunClosed
@@ -19,6 +19,7 @@ from edge_server.plan.project import open_project
 from edge_server.plan.server_config import ServerConfig
 from edge_server.trial.live import LiveSite, run_at_site
 from edge_server.trial.peers import members_of
+from edge_server.trial.wait_for_devices import require_enough
 from shared.errors import ConfigError, FieldFleetError
 from shared.projects.working_folder import FILE
 from shared.runtime.executor import in_thread
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Seconds between looks at the queue for new and removed jobs."""
+OVERTAKEN = "; jobs behind it may begin"
+"""Addition to the cause of a job that no longer holds its devices."""
 FAILED = "failed"
 """Outcome of a job whose run could not be brought to its end."""
 
@@ -59,6 +62,7 @@ class JobRunner:
     is_complete: bool = True
     _running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _devices: dict[int, Members] = field(default_factory=dict)
+    _waiting_since: dict[int, float] = field(default_factory=dict)
 
     async def run(self, configured: ConfiguredRun | None) -> None:
         """Run until the own plan has ended and the queue is empty, or for ever if `waits`.
@@ -122,12 +126,45 @@ class JobRunner:
 
     async def _begin_due(self, jobs: Iterable[QueuedJob], configured_members: Iterable[Members]) -> None:
         """Begin the jobs that may begin, and resume those of an earlier server."""
-        candidates = [(job, exclusive_members(self.site.config, job.plan)) for job in jobs if job.state != "ended"]
-        due = choose_due([members for _, members in candidates], [*configured_members, *self._devices.values()])
-        for (job, members), may_begin in zip(candidates, due, strict=True):
+        candidates = [job for job in jobs if job.state != "ended"]
+        members = [exclusive_members(self.site.config, job.plan) for job in candidates]
+        missing = [self._describe_missing(job) for job in candidates]
+        passable = [bool(cause) and self._has_waited(job) for job, cause in zip(candidates, missing, strict=True)]
+        due = choose_due(members, [*configured_members, *self._devices.values()], passable)
+        expected = list[Members]()
+        for job, own_members, may_begin, cause in zip(candidates, members, due, missing, strict=True):
+            if may_begin and not cause:
+                await self._begin(job, own_members)
+                continue
+            expected.append(own_members)
             if may_begin:
-                await self._begin(job, members)
-        self.site.expect(members for (_, members), may_begin in zip(candidates, due, strict=True) if not may_begin)
+                self._waiting_since.setdefault(job.number, asyncio.get_running_loop().time())
+            if not cause:
+                self._waiting_since.pop(job.number, None)
+            await self._note_cause(job, cause + OVERTAKEN * (bool(cause) and self._has_waited(job)))
+        self.site.expect(expected)
+
+    def _describe_missing(self, job: QueuedJob) -> str:
+        """Describe how many devices a new job lacks; empty if it may begin, or would fail however many there are."""
+        plan, least = job.plan, job.plan.cohort.min_devices
+        try:
+            membership = Membership(members_of(self.site.config, plan))
+            require_enough(plan, membership)
+        except ConfigError:
+            return ""
+        online = membership.list_online(self.site.server.fleet)
+        return "" if job.run or plan.sites or len(online) >= least else f"{len(online)} of {least} devices are online"
+
+    def _has_waited(self, job: QueuedJob) -> bool:
+        """Return whether a job had its turn for `cohort.wait_s`, and its devices did not come."""
+        since = self._waiting_since.get(job.number)
+        return since is not None and asyncio.get_running_loop().time() - since >= job.plan.cohort.wait_s
+
+    async def _note_cause(self, job: QueuedJob, cause: str) -> None:
+        if job.state == "waiting" and job.cause != cause:
+            if cause:
+                log.info("job %d waits: %s", job.number, cause)
+            await retry_write(in_thread, RETRY_S, self.queue.note_cause, job.number, cause)
 
     async def _begin(self, job: QueuedJob, members: Members) -> None:
         name = job.run or make_run_name(job.plan)
@@ -135,6 +172,7 @@ class JobRunner:
         if begun is None:
             return
         log.info("job %d: plan %r %s run %s", job.number, job.plan.name, "resumes" if job.run else "begins", name)
+        self._waiting_since.pop(job.number, None)
         self._devices[job.number] = members
         self._running[job.number] = task = asyncio.create_task(self._run_job(begun), name=f"job {job.number}")
         task.add_done_callback(lambda _: (self._running.pop(job.number), self._devices.pop(job.number)))
@@ -187,17 +225,19 @@ def expected_devices(
     return [exclusive_members(config, plan) for plan in plans]
 
 
-def choose_due(queued: Sequence[Members], busy: Iterable[Members]) -> list[bool]:
+def choose_due(queued: Sequence[Members], busy: Iterable[Members], passable: Sequence[bool] = ()) -> list[bool]:
     """Return for each job whether it may begin: it shares no device with a running job or one before it.
 
     Args:
-        queued: Devices of each job, in the order of the queue: none overtakes another with some of its devices.
+        queued: Devices of each job, in the order of the queue.
         busy: Devices of the running jobs.
+        passable: Jobs that others may overtake, since their devices have been offline for long; empty for none.
     """
     before, due = list(busy), []
-    for members in queued:
+    for members, may_be_passed in zip(queued, passable or [False] * len(queued), strict=True):
         due.append(not any(share_devices(members, others) for others in before))
-        before.append(members)
+        if not may_be_passed:
+            before.append(members)
     return due
 
 

@@ -30,6 +30,8 @@ SETUP_COMMANDS: Mapping[str, str] = {
     "device": "sudo device-agent setup train",
     "infer": "sudo device-agent setup infer",
     "images": "sudo device-agent setup train",
+    "audio": "sudo device-agent setup train",
+    "parquet": "sudo device-agent setup train",
 }
 """Commands of the Debian packages that install an extra; for other extras there is no command."""
 

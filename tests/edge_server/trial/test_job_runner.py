@@ -19,6 +19,13 @@ def test_disjoint_devices_begin_at_once():
     assert choose_due([None, a], [b]) == [False, False]
 
 
+def test_jobs_without_their_devices_are_overtaken():
+    a, b, both = frozenset("a"), frozenset("b"), frozenset("ab")
+    assert choose_due([both, a, b], [], [True, False, False]) == [True, True, True]
+    assert choose_due([both, a, a], [], [True, False, False]) == [True, True, False], "one at a time"
+    assert choose_due([None, a], [b], [True, False]) == [False, True]
+
+
 @given(st.lists(GROUPS, max_size=6), st.lists(GROUPS, max_size=3))
 def test_what_begins_shares_no_device_and_overtakes_nobody(waiting, taken):
     due = choose_due(waiting, taken)
