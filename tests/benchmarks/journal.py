@@ -79,7 +79,7 @@ async def _resume(updates: int) -> int:
     return done.peak_bytes
 
 
-BUDGET = "[budget]\njoules = 1e12"
+BUDGET = "[budget]\ntime_s = 1e9"
 
 
 def make_plan(updates: int) -> str:
