@@ -88,7 +88,7 @@ class Run:
     @property
     def tasks(self) -> list[TaskDigest]:
         """Tasks: one for each device of a round, with seconds, joules and bytes by activity."""
-        return self.digest.tasks
+        return list(self.digest.tasks)
 
     @property
     def devices(self) -> list[DeviceDigest]:

@@ -194,4 +194,4 @@ def _json(
     served = {"rollouts": [summarise(rollout) for rollout in rollouts]} if rollouts else {}
     together = {"sites": sites} if sites else {}
     content = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
-    return msgspec.json.encode(content).decode() + "\n"
+    return msgspec.json.encode(content, enc_hook=list).decode() + "\n"

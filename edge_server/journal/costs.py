@@ -21,7 +21,7 @@ from edge_server.journal.records import (
     valid_records,
 )
 from shared.protocol.measurements import Cost, TaskCost
-from shared.protocol.messages import Report
+from shared.protocol.messages import Report, Update
 
 SETTLE_S = 2.0
 """Seconds that a finished run waits for the costs of its last uploads."""
@@ -116,7 +116,7 @@ class RoundCosts(Mapping[int, dict[str, Cost]]):
         for number, record in enumerate_valid(records, UpdateAccepted, CostSettled):
             if isinstance(record, UpdateAccepted | CostSettled):
                 self._numbers.setdefault(record.round, array("Q")).append(number)
-        self._last: tuple[int, dict[str, Cost]] | None = None
+        self._last: tuple[int, dict[str, Cost], dict[str, Update]] | None = None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
@@ -125,19 +125,26 @@ class RoundCosts(Mapping[int, dict[str, Cost]]):
         return len(self._numbers)
 
     def __getitem__(self, number: int) -> dict[str, Cost]:
-        if self._last is None or self._last[0] != number:
-            self._last = number, self._read(number)
-        return self._last[1]
+        return self._read(number)[0]
 
-    def _read(self, number: int) -> dict[str, Cost]:
-        costs: dict[str, Cost] = {}
+    def updates(self, number: int) -> dict[str, Update]:
+        """Return the updates of a round by device."""
+        return self._read(number)[1] if number in self._numbers else {}
+
+    def _read(self, number: int) -> tuple[dict[str, Cost], dict[str, Update]]:
+        if self._last is not None and self._last[0] == number:
+            return self._last[1:]
+        costs, updates = dict[str, Cost](), dict[str, Update]()
         for record in read_numbers(self._records, self._numbers[number]):
             match record:
                 case UpdateAccepted():
+                    updates[record.device] = record.update
                     costs.setdefault(record.device, drop_implausible(record.update.cost))
                 case CostSettled():
                     costs[record.device] = record.cost
-        return {device: self._drop_doubted((number, device), cost) for device, cost in costs.items()}
+        costs = {device: self._drop_doubted((number, device), cost) for device, cost in costs.items()}
+        self._last = number, costs, updates
+        return costs, updates
 
     def _drop_doubted(self, task: tuple[int, str], cost: Cost) -> Cost:
         if not (doubted := self._doubted.get(task)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -32,15 +33,32 @@ NONE = Amount()
 """Nothing to measure: neither a value nor zero."""
 
 
+class AmountSum:
+    """Sum of amounts that are added one at a time; it holds their values, since the sum is exact."""
+
+    def __init__(self) -> None:
+        self._values, self._is_whole = array("d"), True
+        self._quality: Quality | None = None
+
+    def add(self, part: Amount) -> None:
+        """Add a part."""
+        self._is_whole &= part.whole
+        if part.value is not None:
+            self._values.append(part.value)
+            self._quality = worst_quality((self._quality, part.quality))
+
+    def total(self) -> Amount:
+        """Return the sum of the known parts."""
+        value = math.fsum(self._values) if self._values else None
+        return Amount(value=value, whole=self._is_whole, quality=self._quality)
+
+
 def sum_known(parts: Iterable[Amount]) -> Amount:
     """Return the sum of the known parts."""
-    parts = list(parts)
-    values = [part.value for part in parts if part.value is not None]
-    return Amount(
-        value=math.fsum(values) if values else None,
-        whole=all(part.whole for part in parts),
-        quality=worst_quality([part.quality for part in parts if part.value is not None]),
-    )
+    amounts = AmountSum()
+    for part in parts:
+        amounts.add(part)
+    return amounts.total()
 
 
 def worst_quality(qualities: Iterable[Quality | None]) -> Quality | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from edge_server.journal.compared import devices_value
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
-from edge_server.journal.costs import costs_by_round
+from edge_server.journal.costs import RoundCosts, costs_by_round
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -110,7 +110,7 @@ class RunRecord:
     @property
     def ends(self) -> Iterator[RoundClosed]:
         """Ends of valid rounds, in order."""
-        return (timed.record for timed in self.closed.values())
+        return valid_records(self.records, RoundClosed)
 
     def fleet_value(self, number: int) -> float | None:
         """Return the compared metric of the fleet's last evaluation after a round."""
@@ -118,6 +118,6 @@ class RunRecord:
         return next((devices_value(evaluation, self.metric) for evaluation in after), None)
 
     @cached_property
-    def costs(self) -> Mapping[int, Mapping[str, Cost]]:
+    def costs(self) -> RoundCosts:
         """Plausible costs of tasks by round and device, the final ones where they are known."""
         return costs_by_round(self.records)

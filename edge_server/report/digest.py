@@ -5,7 +5,7 @@ Unknown amounts are never counted as zero: sums over them become lower bounds or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -240,7 +240,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     plan: Plan
     rounds: list[RoundDigest]
     devices: list[DeviceDigest]
-    tasks: list[TaskDigest]
+    tasks: Sequence[TaskDigest]
 
     @property
     def metric(self) -> ComparedMetric:

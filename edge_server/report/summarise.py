@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -23,16 +26,17 @@ from edge_server.journal.records import (
     Noted,
     Rewound,
     RoundClosed,
+    RoundOpened,
     RunClosed,
     Sensed,
     ServerBegan,
-    UpdateAccepted,
     select,
     valid_records,
 )
 from edge_server.record.amounts import (
     NONE,
     Amount,
+    AmountSum,
     amount_or_unknown,
     cost_amount,
     remaining_seconds,
@@ -41,6 +45,7 @@ from edge_server.record.amounts import (
     worst_quality,
 )
 from edge_server.record.index import RunRecord
+from edge_server.record.packed import PackedRows
 from edge_server.report.digest import (
     ARRIVALS,
     MOST_READINGS,
@@ -56,10 +61,19 @@ from edge_server.report.digest import (
     Traffic,
 )
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Assignment, Value
+from shared.protocol.messages import Assignment, Update, Value
 
 PARTS = ("download", "compute", "exchange", "upload")
 MEASURING_ROUND = 0
+TASK_AMOUNTS = {
+    name: attrgetter(name)
+    for name in (
+        *(f"seconds.{name}" for name in Seconds.__struct_fields__),
+        *(f"joules.{name}" for name in Joules.__struct_fields__),
+        *Traffic.__struct_fields__,
+    )
+}
+"""Getters of the amounts of a task, by name."""
 DIGITS = re.compile("([0-9]{1,18})")
 
 
@@ -74,7 +88,7 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
 
 def digest_record(run: RunRecord) -> Digest:
     """Return the digest of a run; a round that has not ended is left out."""
-    tasks, opening, evaluation = _tasks(run), run.opening, run.last_evaluation
+    tasks, opening, evaluation = PackedRows(_tasks(run), TaskDigest), run.opening, run.last_evaluation
     closing, servers = run.last_of(RunClosed), list(select(run.records, ServerBegan))
     measuring = run.costs.get(MEASURING_ROUND, {}).values()
     return Digest(
@@ -108,33 +122,37 @@ def _value_or_unset(value: float | None, metric: ComparedMetric) -> float | msgs
 
 def _class_names(run: RunRecord) -> list[str]:
     """Return the class names as devices reported them last, else the plan's."""
-    class_names = [opening.record.classes for opening in run.rounds.values()]
+    openings = valid_records(run.records, RoundOpened, newest_first=True)
     planned = run.opening.plan.data.classes if run.opening.plan.data else msgspec.UNSET
-    return list(next((names for names in (*reversed(class_names), planned) if names is not msgspec.UNSET), ()))
+    classes = (names for names in chain((opening.classes for opening in openings), [planned]))
+    return list(next((names for names in classes if names is not msgspec.UNSET), ()))
 
 
-def _tasks(run: RunRecord) -> list[TaskDigest]:
-    """Return the tasks of closed rounds; of updates, only examples and losses are held."""
-    updates = valid_records(run.records, UpdateAccepted)
-    results = {(record.round, record.device): (record.update.num_examples, record.update.loss) for record in updates}
-    tasks = []
-    for end in (end for end in run.ends if end.round in run.rounds):
-        costs = run.costs.get(end.round, {})
-        statistics: Mapping[str, Cost] = {}
-        if end.statistics_batches is not None:
-            statistics = run.costs.get(run.opening.plan.rounds + 1 + end.round, {})
-        for device, assignment in sorted(run.rounds[end.round].record.assignments.items()):
-            result = results.get((end.round, device), (None, None))
-            task = _task(end, device, assignment, costs.get(device), result)
-            tasks.append(_add_statistics(task, end, statistics.get(device)))
-    return tasks
+def _tasks(run: RunRecord) -> Iterator[TaskDigest]:
+    """Yield the tasks of closed rounds."""
+    openings, rounds = dict[int, RoundOpened](), run.opening.plan.rounds
+    for record in valid_records(run.records, RoundOpened, RoundClosed):
+        if isinstance(record, RoundOpened) and record.round <= rounds + 1:  # none of an evaluation, which never closes
+            openings[record.round] = record
+        elif isinstance(record, RoundClosed) and (opening := openings.pop(record.round, None)):
+            yield from _round_tasks(run, opening, record)
+
+
+def _round_tasks(run: RunRecord, opening: RoundOpened, end: RoundClosed) -> Iterator[TaskDigest]:
+    costs, updates = run.costs.get(end.round, {}), run.costs.updates(end.round)
+    statistics: Mapping[str, Cost] = {}
+    if end.statistics_batches is not None:
+        statistics = run.costs.get(run.opening.plan.rounds + 1 + end.round, {})
+    for device, assignment in sorted(opening.assignments.items()):
+        task = _task(end, device, assignment, costs.get(device), updates.get(device))
+        yield _add_statistics(task, end, statistics.get(device))
 
 
 def _task(
-    end: RoundClosed, device: str, assignment: Assignment, cost: Cost | None, result: tuple[int | None, float | None]
+    end: RoundClosed, device: str, assignment: Assignment, cost: Cost | None, update: Update | None
 ) -> TaskDigest:
     is_arrived, split = device in end.arrived, assignment.steps > 0
-    examples, loss = result if is_arrived else (None, None)
+    update = update if is_arrived else None
     seconds, joules = (_cost_parts(cost, unit, split=split) for unit in ("s", "joules"))
     traffic = {
         name: cost_amount(cost, name) if split or name not in SPLIT_TRAFFIC else NONE
@@ -150,8 +168,8 @@ def _task(
         arrival="arrived" if is_arrived else "failed" if device in end.failed else "late",
         cause=end.failed.get(device, ""),
         told=_task_values(assignment),
-        examples=examples,
-        loss=amount_or_unknown(loss).value,
+        examples=update.num_examples if update else None,
+        loss=amount_or_unknown(update.loss).value if update else None,
         seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=remaining_seconds(end.seconds, seconds)),
         joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
         **traffic,
@@ -215,15 +233,18 @@ def sum_joules(task: TaskDigest | DeviceDigest) -> Amount:
 
 
 def _rounds(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[RoundDigest]:
-    by_number: dict[int, list[TaskDigest]] = {}
-    for task in tasks:
-        by_number.setdefault(task.round, []).append(task)
+    online = {opening.round: opening.online for opening in valid_records(run.records, RoundOpened)}
+    by_number = groupby(tasks, key=attrgetter("round"))
+    number, group = next(by_number, (0, iter(())))
     personal = is_personal(run.records)
     by_fleet = personal or all(server_value(end, run.metric) is None for end in run.ends)
     digests: list[RoundDigest] = []
     until = SpentByRound(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
     for end in run.ends:
-        round_tasks, opening = by_number.get(end.round, []), run.rounds.get(end.round)
+        round_tasks = list[TaskDigest]()
+        if number == end.round:
+            round_tasks = list(group)
+            number, group = next(by_number, (0, iter(())))
         joules, traffic = sum_known(sum_joules(task) for task in round_tasks), _sum_traffic(round_tasks)
         until = SpentByRound(
             seconds=sum_known([until.seconds, amount_or_unknown(end.seconds)]),
@@ -235,7 +256,7 @@ def _rounds(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[RoundDigest]:
             RoundDigest(
                 round=end.round,
                 outcome=end.outcome,
-                online=opening.record.online if opening else None,
+                online=online.get(end.round),
                 selected=len(round_tasks),
                 **_count_arrivals(round_tasks),
                 **_compared_figures(run, end, by_fleet=by_fleet, personal=personal),
@@ -285,12 +306,13 @@ def _devices(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[DeviceDigest]:
     boards = {record.device: record.board for record in select(run.records, Sensed) if record.board}
     versions = {record.device: record.version for record in select(run.records, Joined) if record.version}
     departures = Counter(record.device for record in select(run.records, Left))
-    most, by_device = _highest_readings(run), dict[str, list[TaskDigest]]()
+    most, by_device = _highest_readings(run), defaultdict[str, _DeviceSums](_DeviceSums)
+    lengths = {end.round: end.seconds for end in run.ends}
     for task in tasks:
-        by_device.setdefault(task.device, []).append(task)
+        by_device[task.device].add(task, lengths[task.round])
     digests = []
     for device in sorted(by_device, key=natural_order):
-        device_tasks, metrics = by_device[device], run.last_evaluation.by_device.get(device, {})
+        sums, metrics = by_device[device], run.last_evaluation.by_device.get(device, {})
         digests.append(
             DeviceDigest(
                 device=device,
@@ -298,17 +320,38 @@ def _devices(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[DeviceDigest]:
                 version=versions.get(device, ""),
                 went_away=departures[device],
                 most=most.get(device, {}),
-                selected=len(device_tasks),
-                **_count_arrivals(device_tasks),
-                rounds_s=math.fsum(run.closed[task.round].record.seconds for task in device_tasks),
-                seconds=Seconds(**_sum_fields(task.seconds for task in device_tasks)),
-                joules=Joules(**_sum_fields(task.joules for task in device_tasks)),
-                **_sum_traffic(device_tasks),
+                selected=sums.arrivals.total(),
+                rounds_s=math.fsum(sums.rounds_s),
+                **sums.fields(),
                 accuracy=share_or_none(device_value(metrics, ACCURACY)),
                 value=_value_or_unset(device_value(metrics, run.metric), run.metric),
             )
         )
     return digests
+
+
+class _DeviceSums:
+    """Sums over a device's tasks."""
+
+    def __init__(self) -> None:
+        self.arrivals, self.rounds_s = Counter[str](), array("d")
+        self.amounts = defaultdict[str, AmountSum](AmountSum)
+
+    def add(self, task: TaskDigest, round_s: float) -> None:
+        """Add a task of a round of so many seconds."""
+        self.arrivals[task.arrival] += 1
+        self.rounds_s.append(round_s)
+        for name, read in TASK_AMOUNTS.items():
+            self.amounts[name].add(read(task))
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `DeviceDigest` that are sums."""
+        totals = {name: amounts.total() for name, amounts in self.amounts.items()}
+        seconds = Seconds(**{name: totals[f"seconds.{name}"] for name in Seconds.__struct_fields__})
+        joules = Joules(**{name: totals[f"joules.{name}"] for name in Joules.__struct_fields__})
+        counts = {str(arrival): self.arrivals[arrival] for arrival in ARRIVALS}
+        traffic = {name: totals[name] for name in Traffic.__struct_fields__}
+        return {"seconds": seconds, "joules": joules, **counts, **traffic}
 
 
 def _highest_readings(run: RunRecord) -> dict[str, dict[str, float]]:
@@ -326,8 +369,3 @@ def _highest_readings(run: RunRecord) -> dict[str, dict[str, float]]:
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders numbers by size, so that `pi-2` precedes `pi-10`."""
     return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(DIGITS.split(name))]
-
-
-def _sum_fields(splits: Iterable[Seconds | Joules]) -> dict[str, Amount]:
-    splits = list(splits)
-    return {name: sum_known(getattr(split, name) for split in splits) for name in splits[0].__struct_fields__}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from markupsafe import Markup
 
-from edge_server.record.amounts import Amount, quantile, sum_known
+from edge_server.record.amounts import Amount, quantile, worst_quality
 from edge_server.report.charts import Slice
 from edge_server.report.digest import DeviceDigest, Digest
 from edge_server.report.formatting import NOTHING, bytes_label, format_amount, format_metric, format_share
 from edge_server.report.html import macro, render
-from edge_server.report.summarise import PARTS, sum_joules
+from edge_server.report.summarise import PARTS, TASK_AMOUNTS, sum_joules
 from edge_server.report.tables import clock_kind, table
+from shared.protocol.measurements import Quality
 
 MOST_BARS = 120
 """Devices beyond which only quantiles are shown."""
@@ -63,17 +65,23 @@ def _quantile_rows(run: Digest) -> tuple[list[list[str]], list[str]]:
     figures = {f"{part}, {clock_kind(run)} time": f"seconds.{part}" for part in (*names, "waiting")}
     figures |= {f"{part}, energy": f"joules.{part}" for part in names}
     figures |= {"energy above idle": "joules.above_idle"} | {_frames(name, run): name for name in run.traffic}
+    known_values = {name: array("d") for name in figures.values()}
+    qualities: dict[str, set[Quality | None]] = {name: set() for name in figures.values()}
+    for task in run.tasks:
+        for name, values_of_name in known_values.items():
+            amount = TASK_AMOUNTS[name](task)
+            if amount.value is not None and amount.whole:
+                values_of_name.append(amount.value)
+                qualities[name].add(amount.quality)
     rows, absent = list[list[str]](), []
     for label, name in figures.items():
-        amounts = [attrgetter(name)(task) for task in run.tasks]
-        known_amounts = [amount for amount in amounts if amount.value is not None and amount.whole]
-        values, quality = sorted(amount.value for amount in known_amounts), sum_known(known_amounts).quality
+        values, quality = sorted(known_values[name]), worst_quality(qualities[name])
         if not values:
             absent.append(label)
             continue
         kind = name.partition(".")[0] if "." in name else "bytes"
         spread = (Amount(value=quantile(values, share), quality=quality) for share in QUANTILES.values())
-        rows.append([label, f"{len(values)} of {len(amounts)}", *(format_amount(amount, kind) for amount in spread)])
+        rows.append([label, f"{len(values)} of {len(run.tasks)}", *(format_amount(amount, kind) for amount in spread)])
     return rows, absent
 
 

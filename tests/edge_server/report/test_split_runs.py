@@ -121,7 +121,10 @@ def test_the_csv_and_the_json_hold_both():
     assert not [
         one for one in csv.DictReader(io.StringIO(render_csv([digest_run(small())]))) if "exchange" in one["figure"]
     ]
-    assert msgspec.json.decode(msgspec.json.encode(run))["rounds"][1]["until"]["features_bytes"]["value"] == 32_000.0
+    assert (
+        msgspec.json.decode(msgspec.json.encode(run, enc_hook=list))["rounds"][1]["until"]["features_bytes"]["value"]
+        == 32_000.0
+    )
 
 
 def test_show_has_a_column_for_the_cut_beside_the_model():
