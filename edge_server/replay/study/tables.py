@@ -77,20 +77,13 @@ def _figure(spread: SeedSpread, kind: str) -> str:
 
 
 def _metric(spread: SeedSpread, group: Group) -> str:
-    """Format an accuracy, or another metric with four digits."""
-    if group.metric is msgspec.UNSET:
-        return _share(spread)
+    """Format an accuracy in percent, or another metric with four digits."""
     if spread.mean.value is None:
         return NOTHING
-    return f"{spread.mean.value:.4g}" + ("" if spread.std is None else f" \N{PLUS-MINUS SIGN} {spread.std:.2g}")
-
-
-def _share(spread: SeedSpread) -> str:
-    """Format an accuracy in percent."""
-    if spread.mean.value is None:
-        return NOTHING
-    deviation = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}"
-    return f"{100 * spread.mean.value:.2f}{deviation} %"
+    is_share = group.metric is msgspec.UNSET
+    scale, digits, std_digits, unit = (100.0, ".2f", ".2f", " %") if is_share else (1.0, ".4g", ".2g", "")
+    deviation = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {scale * spread.std:{std_digits}}"
+    return f"{scale * spread.mean.value:{digits}}{deviation}{unit}"
 
 
 def cells_csv(rows: Sequence[CellRow]) -> str:

@@ -37,6 +37,8 @@ from shared.protocol.messages import Assignment, Hyper, SgdOptions, Transfer, Up
 
 # Parts of a cost that are not known yet when the update is sent.
 LATER = ("upload_s", "upload_joules", "bytes_up")
+# Fields of a round's end that the header has by round.
+BY_ROUND = ("class_accuracy", "terms", "metrics", "device_metrics")
 
 
 def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
@@ -70,10 +72,8 @@ def _sort_by_time(trace: Trace) -> list[AnyRecord]:
 
 def _presence_records(trace: Trace) -> Iterator[AnyRecord]:
     for row in trace.presence:
-        if row.cause == "gone" or row.cause == "unheard":  # noqa: PLR1714 - the type checker narrows only this form
-            yield Left(device=row.device, at=row.at_s, cause=row.cause)
-        else:
-            yield Joined(device=row.device, at=row.at_s, cause=row.cause, version=row.version)
+        kind = Left if row.cause in ("gone", "unheard") else Joined
+        yield kind(at=row.at_s, **common_fields(row, kind))
 
 
 def _sensed_records(trace: Trace) -> Iterator[AnyRecord]:
@@ -123,14 +123,10 @@ def _round_records(trace: Trace) -> Iterator[AnyRecord]:
         yield from _update_records(run, tasks[row.round])
         yield from _update_records(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
         if row.outcome != "open":
-            by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
             closed = _closing_record(row, tasks[row.round], statistics.get(row.round))
-            terms = trace.header.terms.get(row.round, msgspec.UNSET)
-            metrics = (trace.header.metrics or {}).get(row.round, msgspec.UNSET)
-            on_devices = (trace.header.device_metrics or {}).get(row.round, msgspec.UNSET)
-            yield msgspec.structs.replace(
-                closed, class_accuracy=by_class, terms=terms, metrics=metrics, device_metrics=on_devices
-            )
+            tables = {name: getattr(trace.header, name) or {} for name in BY_ROUND}
+            figures = {name: by_round.get(row.round, msgspec.UNSET) for name, by_round in tables.items()}
+            yield msgspec.structs.replace(closed, **figures)
         yield from _evaluation_records(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
     if trace.header.evaluated and not trace.header.evaluations:  # old traces only have the final evaluation
@@ -145,14 +141,7 @@ def _evaluation_records(trace: Trace, after: int, tasks: Mapping[int, list[TaskR
         if evaluation.round == after:
             evaluation_tasks = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
             yield from _update_records(header.run, evaluation_tasks)
-            measured = _measurements(evaluation_tasks)
-            yield Evaluated(
-                accuracy=evaluation.accuracy,
-                by_device=measured,
-                round=after,
-                personal=evaluation.personal,
-                metrics=evaluation.metrics,
-            )
+            yield Evaluated(by_device=_measurements(evaluation_tasks), **common_fields(evaluation, Evaluated))
 
 
 def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
@@ -168,12 +157,8 @@ def _measurement_record(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured
 
 
 def _opening_record(row: Round, decisions: list[DecisionRow], plan: Plan) -> RoundOpened:
-    return RoundOpened(
-        round=row.round,
-        at=row.opened_s,
-        online=row.online,
-        assignments={decision.device: _assignment(decision, plan) for decision in decisions},
-    )
+    assignments = {decision.device: _assignment(decision, plan) for decision in decisions}
+    return RoundOpened(at=row.opened_s, assignments=assignments, **common_fields(row, RoundOpened))
 
 
 def _assignment(row: DecisionRow, plan: Plan) -> Assignment:
