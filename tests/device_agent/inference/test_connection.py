@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 
 from device_agent.inference.http import server as http
-from device_agent.inference.http.connection import IDLE_S, LINGER_S, MAX_HEAD_BYTES, Connection
+from device_agent.inference.http.connection import IDLE_S, LINGER_S, Connection
 from device_agent.inference.http.message import Response
+from device_agent.inference.http.parser import MAX_HEAD_BYTES
 from device_agent.inference.http.server import HttpServer
 
 MOST, PATIENCE_S = 1000, 10.0
