@@ -321,8 +321,9 @@ def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str)
         for part in plugin.attribute.split("."):
             item = getattr(item, part, None)
     except FAULTS as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{what} {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name and not plugin.module.startswith(error.name)
+        remedy = "install it for this Python" if is_missing else "correct the module, or PYTHONPATH of this process"
+        raise ConfigError(f"{what} {name!r}: {type(error).__name__}: {error}; {remedy}") from error
     is_product = registry.product is not None and isinstance(item, registry.product)
     if not (is_product if registry.holds_products else callable(item)):
         kind = registry.product.__qualname__ if registry.holds_products and registry.product else "function"
