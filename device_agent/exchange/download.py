@@ -76,7 +76,7 @@ class Download:
             sink = FileSink(self.folder / self.spool, task.params)
             sink.put(0, content)
             sink.close()
-            return sink.path, content.nbytes
+            return sink.path, content.nbytes + frames.HEADER_BYTES  # as in one frame
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
 
     async def fetch_stored(

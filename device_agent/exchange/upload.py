@@ -153,8 +153,9 @@ class Delivery:
             log.debug("offer waits: %s", error)
             return
         if update.payload:
-            self._uploads[self._attempt(update)] = started, len(update.payload)
-            self.bytes_sent += len(update.payload)
+            carried = len(update.payload) + frames.HEADER_BYTES  # as in one frame
+            self._uploads[self._attempt(update)] = started, carried
+            self.bytes_sent += carried
 
     def _inline_payload(self, entry: Entry, params: Transfer) -> bytes:
         """Return a small payload's content if the server takes it inside the update and no rate applies.

@@ -186,7 +186,9 @@ class Gather:
         elif update.payload and payload.digest([memoryview(update.payload)]) == update.params.digest:
             frames.check_transfer(update.params, limit=self.limit)
             self._drop(update.device)  # frames of the same update
-            self._store(Candidate(self._record(update, len(update.payload)), content=update.payload))
+            self._store(
+                Candidate(self._record(update, len(update.payload) + frames.HEADER_BYTES), content=update.payload)
+            )
         else:
             await self._continue(self._begin(update, update.params))
 

@@ -38,7 +38,7 @@ def test_each_frame_is_asked_once_where_nothing_is_lost(sender, fetch) -> None:
 
 
 def test_a_payload_inside_the_task_needs_no_frames(sender, fetch) -> None:
-    assert fetch(payload=MODEL) == (MODEL, len(MODEL))
+    assert fetch(payload=MODEL) == (MODEL, len(MODEL) + frames.HEADER_BYTES)
     assert sender.asked == []
 
 

@@ -80,7 +80,7 @@ def test_a_small_payload_is_inside_the_update_if_the_server_knows(
         desk.delivery.clock = asyncio.get_running_loop().time
         await desk.tell(msgspec.structs.replace(online(), knows=knows))
         assert desk.offers[-1].payload == (DATA if is_inline else b"")
-        assert desk.delivery.bytes_sent == len(DATA) * is_inline
+        assert desk.delivery.bytes_sent == (len(DATA) + frames.HEADER_BYTES) * is_inline
         await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]), 5.0)
         assert desk.frames == list(range(6))
 
