@@ -147,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_command(
             verbs,
             "sites",
-            "for a run over several sites: show the rounds, bytes and coordinator of a site and its peers",
+            "show rounds, bytes and coordinator of a site, for a run over several sites",
         )
     )
     show = add_command(verbs, "show", "show the rounds of a run")
@@ -188,9 +188,7 @@ def _results(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     release_command.export_arguments(export)
     releases = add_command(verbs, "release", "create, list, show, export or delete releases of trained models")
     release_command.release_arguments(releases)
-    tops = add_command(
-        verbs, "serve-tops", "serve split models: run a release's upper layers on activations from devices"
-    )
+    tops = add_command(verbs, "serve-tops", "run the upper layers of split models for devices that run the lower ones")
     add_config(tops, "server.toml", "the server's configuration file; see [tops]")
     rollouts = add_command(verbs, "rollout", "roll out a release to the boards of a site in waves")
     rollout_command.arguments(rollouts)
@@ -199,9 +197,7 @@ def _results(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _run_service(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a site's server and its queue."""
-    run = add_command(
-        verbs, "run", "service of a site: run its plan with the connected devices, or resume the interrupted run"
-    )
+    run = add_command(verbs, "run", "run the plan and the queue of a site with its devices, or resume them")
     add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
     run.add_argument(
         "--again",
@@ -305,7 +301,7 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
         choices=("cpu", "cuda", "auto"),
         help="with --local: processor of server and agents; default: cpu, bit-identical to a replay",
     )
-    help_ = "with --local: name of the run; that of an interrupted trial of the same plan resumes it"
+    help_ = "with --local: name of the run; the name of an interrupted trial of this plan resumes it"
     parser.add_argument("--run", default="", metavar="NAME", help=help_)
     help_ = (
         "for optimizer hcef on this machine: run the baseline optimizer cef first, then hcef with SHARE (such as 0.6) "

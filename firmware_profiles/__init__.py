@@ -1,1 +1,1 @@
-"""One TOML a board: where its readings and its settings are. Data only, read through `importlib.resources`."""
+"""Firmware profiles: one TOML file per board, read through `importlib.resources`."""

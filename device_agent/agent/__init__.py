@@ -1,1 +1,1 @@
-"""The agent's life cycle, and its composition from the configuration."""
+"""Agent life cycle, and construction of the agent from its configuration."""

@@ -1,4 +1,4 @@
-"""Compose an agent from its configuration."""
+"""Build an agent from its configuration."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     help_ = "read the examples; show counts, shapes, damaged files and drift, and report them to the server"
-    check = verbs.add_parser("check", help=help_, description=help_)
+    check = verbs.add_parser("check", help=help_, description=f"{help_[0].upper()}{help_[1:]}.")
     check.add_argument(
         "--config", type=Path, metavar="FILE", help="the agent's TOML file; default: the package's file, if it exists"
     )

@@ -1,4 +1,4 @@
-"""Composition of model serving; imported only with `[serve]`, to save memory."""
+"""Build the model-serving part of the agent; imported only with `[serve]`."""
 
 from __future__ import annotations
 

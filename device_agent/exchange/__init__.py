@@ -1,1 +1,1 @@
-"""Exchange with the server: tasks down, updates and features up, reports."""
+"""Exchange with the server: receive tasks; send updates, features and reports."""

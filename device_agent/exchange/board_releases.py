@@ -1,4 +1,4 @@
-"""Model releases that a board runs for inference: choice at start, rollouts while running."""
+"""Select and replace the model releases that a board serves."""
 
 from __future__ import annotations
 

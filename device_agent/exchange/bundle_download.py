@@ -1,4 +1,4 @@
-"""Download of an offer's missing parts as one bundle, requested until the server announces it."""
+"""Download an offer's missing parts as one bundle; repeat the request until announced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offers to a board: one is carried out at a time, and the board's status is announced on every change.
+"""Handle a server's offers one at a time; announce each status change.
 
 Models and agent versions share this loop. An offer may arrive twice or be lost, and this process may be killed at any
 point: the server repeats what the status does not show.

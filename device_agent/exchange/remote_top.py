@@ -1,4 +1,4 @@
-"""Client of the layers of a split network that the server runs.
+"""Split-inference client: the server runs the upper layers.
 
 One request is in flight, a few are queued. The device drives, as in a split session: it offers a request's features,
 again after a silence and when the server is back, and sends what the server requests of them. A repeated request

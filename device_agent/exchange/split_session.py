@@ -1,4 +1,4 @@
-"""Exchange of a split session: features up, gradients down, despite link outages.
+"""Split session: send features and receive gradients, despite link outages.
 
 The device drives. It offers a step's features, again after a silence, when the server is back, and when it may have
 missed the answer; a repeated offer has no further effect. The server requests the missing frames, answers with the

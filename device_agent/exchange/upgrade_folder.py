@@ -1,4 +1,4 @@
-"""Agent's side of the upgrade folder: the fetched package and the request to the updater."""
+"""Upgrade folder, agent's side: fetched package, and request to the updater."""
 
 from __future__ import annotations
 

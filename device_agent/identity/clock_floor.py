@@ -1,4 +1,4 @@
-"""Trust in the board's clock, which may start in 1970.
+"""Earliest plausible time of a board, whose clock may start in 1970.
 
 Certificate dates are checked by this clock if the kernel reports it as synchronised and it is not behind a time known
 to be past: the release of this program and the last known site time. Otherwise dates are not checked, while chain and

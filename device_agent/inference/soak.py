@@ -1,4 +1,4 @@
-"""Compare a trial version's figures with its predecessor's.
+"""Acceptance rules of a trial: error rate, latency and restarts against before.
 
 Pure functions; times are in seconds.
 """

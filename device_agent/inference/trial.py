@@ -1,4 +1,4 @@
-"""Trial of an active candidate: its figures against those of the version before it."""
+"""Trial of an active release candidate: collect its figures, then judge them."""
 
 from __future__ import annotations
 

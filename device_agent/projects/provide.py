@@ -1,4 +1,4 @@
-"""Find the folder of a project in the version of a task or release; install it if it is missing.
+"""Find the project version of a task or release; install it if missing.
 
 The installer is a process of its own, so that the idle agent loads neither TLS for downloads, nor certificates, nor
 archives. It writes a version completely or not at all, and may be killed at any time.

@@ -1,4 +1,4 @@
-"""Verify a requested agent version, install it beside the running one, and wait for a pause to start it."""
+"""Verify and install a requested agent version; wait for a pause to start it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell the updater that a task runs or a trial version works.
+"""Health signals for the updater: a task runs, or a trial version works.
 
 The updater waits for the end of a task before it stops the agent, and for the proof before it commits a new version.
 State files keep the old format until the trial is over.

@@ -1,4 +1,4 @@
-"""Recorded state of a board's upgrades, and the switch of the running version that follows it."""
+"""Upgrade state of a board on disk, and the switch of versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case: all inputs of one round's decision.
+"""Inputs of one round's allocation decision (`Case`).
 
 The same case always gives the same decision.
 """

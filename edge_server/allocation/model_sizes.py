@@ -1,4 +1,4 @@
-"""Sizes for allocators: weights, and bytes of what a method sends, in full or in part."""
+"""Sizes for allocators: weights, and bytes sent by a method."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def trial(  # noqa: PLR0913 - all but the first by name
     Args:
         source: Plan, plan file or dict.
         agents: Number of agents; 0 for those of the plan.
-        run: Name of the run; that of an interrupted trial of the same plan resumes it. Empty for a new name.
+        run: Name of the run; the name of an interrupted trial of this plan resumes it. Empty for a new name.
         device: Processor of server and agents: `cpu`, which gives the bits of a replay, `cuda` or `auto`.
         data_dir: Folder of runs; `runs` in the current folder by default.
         data_root: Folder of data sets; None for FIELDFLEET_DATA or its default.

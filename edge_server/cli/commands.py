@@ -332,7 +332,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server plan`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     check = add_command(
-        verbs, "check", "validate a plan, and read its data if on this machine; show the weights of several sites"
+        verbs, "check", "validate a plan and its data on this machine; show the mixing weights of several sites"
     )
     check.add_argument("plan", type=Path, metavar="PLAN", help="plan file")
     check.add_argument("--data-root", type=Path, metavar="DIR", help=folders.DATA_ROOT_HELP)

@@ -1,4 +1,4 @@
-"""Run of the plan that the server's file names: begun, resumed, or ended already."""
+"""Begin or resume the run of the plan in `server.toml`."""
 
 from __future__ import annotations
 

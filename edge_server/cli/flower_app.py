@@ -58,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--config", type=Path, metavar="FILE", help="use the boards of the site of this server.toml")
     where.add_argument("--replay", action="store_true", help="run in virtual time instead of with agents and a broker")
     where.add_argument("--write-only", action="store_true", help="write the plan, and do not run it")
-    help_ = "with agents on this machine: name of the run; that of an interrupted one resumes it"
+    help_ = "with agents on this machine: name of the run; the name of an interrupted run resumes it"
     parser.add_argument("--run", default="", metavar="NAME", help=help_)
     parser.add_argument("--embedded-broker", action="store_true", help=folders.EMBEDDED_HELP)
     folders.add_options(parser, data=True, form=True, config=False)

@@ -38,7 +38,7 @@ class ListedPlugin(PluginVersion, frozen=True, kw_only=True, omit_defaults=False
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    help_ = "server's configuration file with its list of plugins; without it, that of FIELDFLEET_PLUGINS"
+    help_ = "server's configuration file with its list of plugins; default: the list in FIELDFLEET_PLUGINS"
     parser.add_argument("--config", type=Path, metavar="FILE", help=help_)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 

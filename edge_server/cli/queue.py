@@ -23,7 +23,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 CONFIG_HELP = "server's configuration file, for its site, folder of runs and data sets"
 MOST_NAMED = 4
 """Devices named in the list."""
-NUMBER_HELP = "number of a job, as the list has it"
+NUMBER_HELP = "number of a job in the list"
 
 
 def submit_arguments(parser: argparse.ArgumentParser) -> None:

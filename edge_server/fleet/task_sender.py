@@ -1,4 +1,4 @@
-"""Send devices their tasks, again until the broker accepts them."""
+"""Send tasks to devices; repeat until the broker accepts them."""
 
 from __future__ import annotations
 

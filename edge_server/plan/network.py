@@ -1,4 +1,4 @@
-"""Plan tables `[model]` and `[lora]`: the network, its first weights, and what of it is trained."""
+"""Plan tables `[model]` and `[lora]`: network, initial weights, trained parameters."""
 
 from __future__ import annotations
 

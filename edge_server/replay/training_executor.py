@@ -1,4 +1,4 @@
-"""Execute training orders like a device's trainer does, at a cost given beforehand."""
+"""Run training tasks of replayed devices at a cost fixed beforehand."""
 
 from __future__ import annotations
 

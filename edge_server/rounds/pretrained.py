@@ -1,4 +1,4 @@
-"""Digest of a run's pretrained weights, recorded when it begins and compared when it resumes."""
+"""Digest of a run's pretrained weights: recorded at its start, compared at resumption."""
 
 from __future__ import annotations
 

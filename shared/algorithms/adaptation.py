@@ -1,4 +1,4 @@
-"""Restrict a method to a part of the network: frozen leaves do not travel, and adapters are merged for evaluation.
+"""Train a part of a network: frozen leaves and low-rank adapters.
 
 E. J. Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
 """

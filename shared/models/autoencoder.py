@@ -1,4 +1,4 @@
-"""Dense autoencoder for readings, windows and small images: anomalies are what it reconstructs badly.
+"""Dense autoencoder: detects anomalies by their reconstruction error.
 
 G. E. Hinton, R. R. Salakhutdinov. Reducing the Dimensionality of Data with Neural Networks. Science 313, 2006.
 https://doi.org/10.1126/science.1127647

@@ -1,4 +1,4 @@
-"""Versioned JSON documents: the field `format` is read first, since a newer format may have other fields."""
+"""Versioned JSON documents: the field `format` is read before all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy loading of modules that a third-party library imports and hardly ever uses."""
+"""Lazy loading of rarely used modules that a third-party library imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check whether a broker accepts us, by TCP and TLS or MQTT."""
+"""Check whether a broker accepts this process, by TCP and TLS or MQTT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel counters of our TCP connection (`tcp_info`): bytes, round trips, busy time.
+"""Kernel counters of a TCP connection (`tcp_info`): bytes, round trips, busy time.
 
 Linux's `struct tcp_info` only grows at its end (include/uapi/linux/tcp.h): a shorter result is of an older kernel, and
 its missing counters are unknown. Kernel 4.9 has all but `tcpi_busy_time`.

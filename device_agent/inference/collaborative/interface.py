@@ -1,4 +1,4 @@
-"""Interface to the layers of a split network that the server runs."""
+"""Interface to the upper layers of a split network, which the server runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relay of the inference process's requests for upper layers over the agent's connection.
+"""Socket pair between inference process and agent for requests to upper layers.
 
 Uses a socket pair of its own, because commands on the pipes are answered in order and must not wait for the network.
 Format: u32 length, MessagePack, payload bytes. The relay ends when either side closes.

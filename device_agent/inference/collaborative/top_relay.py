@@ -1,4 +1,4 @@
-"""Relay of requests for upper halves from the inference process to the server."""
+"""Agent's end of the socket pair: forward requests for upper halves."""
 
 from __future__ import annotations
 

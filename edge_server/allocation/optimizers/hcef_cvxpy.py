@@ -1,4 +1,4 @@
-"""Solve HCEF's subproblems with cvxpy: share of the update to send, number of local steps."""
+"""Solve HCEF's subproblems with cvxpy: update share and local steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Water-filling: distribute one shared room among ramps, exactly by breakpoints.
+"""Water-filling: divide a shared budget among ramp functions, exactly by breakpoints.
 
 Device k takes amount_k(y) = low_k below start_k, high_k above end_k and the straight line between them; start_k = end_k
 is a jump. The level y is the largest, up to `most`, with sum_k amount_k(y) <= room. Between two neighbours of the

@@ -1,4 +1,4 @@
-"""`edge-server plan check`: validate a plan and summarize its sites."""
+"""`edge-server plan check`: validate a plan, read its data, summarise both."""
 
 from __future__ import annotations
 

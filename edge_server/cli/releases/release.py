@@ -157,9 +157,9 @@ def _reduction_arguments(create: argparse.ArgumentParser) -> None:
     help_ = "send weights as 16-bit floats, which boards expand"
     smaller.add_argument("--float16", action="store_true", help=help_)
     help_ = (
-        "create no --int8 or --float16 release if the accuracy drops by more than X, or an error such as rmse rises by "
+        "with --int8 or --float16: create no release if accuracy drops by more than X, or if an error such as rmse "
+        "rises by more than the share X of its value; default: 0.01"
     )
-    help_ += "more than this share of it; default: 0.01"
     create.add_argument("--max-drop", type=float, metavar="X", help=help_)
 
 

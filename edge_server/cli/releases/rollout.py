@@ -37,7 +37,7 @@ VERBS: dict[str, str] = {
     "start": "start a rollout of a release",
     "status": "show the state of a rollout",
     "pause": "stop opening waves; boards of open waves finish",
-    "resume": "continue a rollout after a pause, an interruption, or failures, which then no longer count",
+    "resume": "continue a rollout after a pause, an interruption or failures; these no longer count",
     "abort": "end a rollout; boards that have the release keep it",
     "back": "end a rollout and revert its boards to their previous release",
 }

@@ -1,4 +1,4 @@
-"""Journal of a rollout: its records in a SQLite file, to which several processes append.
+"""Journal of a rollout in a SQLite file that several processes append to.
 
     rollouts/DEPLOYMENT.sqlite       hash-chained rows, as in a run's journal
     rollouts/DEPLOYMENT.jsonl        of an earlier version; converted when a record is appended

@@ -1,4 +1,4 @@
-"""State of a rollout replayed from its journal: waves and each board's standing."""
+"""State of a rollout, replayed from its journal: waves and boards."""
 
 from __future__ import annotations
 

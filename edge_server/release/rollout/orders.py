@@ -1,4 +1,4 @@
-"""Begin, open and order the rollouts of a site.
+"""Begin rollouts of a site, and give orders to them.
 
 A site has at most one active rollout. The process that runs it holds the lock of the rollouts' folder; other processes
 give orders through its journal. If no process runs it, the one that gives the order does.

@@ -1,4 +1,4 @@
-"""Receive the messages of a rollout's boards and pass each to the part that handles it."""
+"""Receive messages of a rollout's boards; pass each to its handler."""
 
 from __future__ import annotations
 

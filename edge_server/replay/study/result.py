@@ -1,4 +1,4 @@
-"""Order and result of a study's cell."""
+"""Job and result of one cell of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples as numpy arrays, with torch's shuffle and hold-out reproduced for devices without torch.
+"""Examples as numpy arrays; shuffle and hold-out equal those of torch.
 
 Targets are called labels throughout: a class, numbers, or a class of each pixel.
 """
