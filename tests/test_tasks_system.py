@@ -18,7 +18,7 @@ from device_agent.trainer import train
 from edge_server.journal.compared import measured_rounds
 from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.outcome import summarise_outcome
-from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds
+from edge_server.journal.records import AnyRecord, Evaluated, Noted, RunClosed, closed_rounds
 from edge_server.journal.runs import StoredRun
 from edge_server.plan.data import device_data
 from edge_server.plan.data import test_data as server_data
@@ -27,7 +27,7 @@ from edge_server.release.create import create_release
 from edge_server.release.run_model import read_model
 from edge_server.release.store import export_release
 from edge_server.replay.comparison.compare import compare_runs
-from edge_server.replay.run import replay_plan
+from edge_server.replay.run import plan_for_exact_bits, replay_plan
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
 from edge_server.report.csv_export import render_csv
@@ -155,11 +155,41 @@ def test_methods_of_the_papers_train_a_regression(method, tmp_path):
     assert losses[-1] < losses[0]
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_devices(tmp_path):
-    plan = plan_of(tmp_path, "regression", task='kind = "regression"\nloss = "fieldtask:not_a_number"')
+COHORT = '[[device]]\nname = "board"\ncount = 8'
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "segmentation"])
+def test_devices_of_a_replay_learn_every_task_at_once(name, tmp_path):
+    """To 1e-5 of what they learn one after the other; images in a network of the user are left to that."""
+    plan = plan_of(tmp_path, name, more=COHORT, cohort="min_devices = 8", replay="together = true")
+    fast, records = replay_plan(plan, tmp_path / "fast" / RUN)
+    exact, others = replay_plan(plan_for_exact_bits(plan), tmp_path / "exact" / RUN)
+    assert any(isinstance(record, Noted) and names_all(record.what, 2) for record in records), "two in each pass"
+    for key, leaf in exact.tree.items():
+        assert float((fast.tree[key] - leaf).abs().max()) <= 1e-5 * float(leaf.abs().max()), key
+    for found, expected in zip(closed_rounds(records), closed_rounds(others), strict=True):
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "devices"),
+    [
+        ({}, "a, b, c"),
+        (
+            {"more": COHORT, "cohort": "min_devices = 8", "replay": "together = true"},
+            "board-0, board-1, board-2, board-3",
+        ),
+    ],
+    ids=["alone", "at once"],
+)
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_devices(tmp_path, sections, devices):
+    task = 'kind = "regression"\nloss = "fieldtask:not_a_number"'
+    plan = plan_of(tmp_path, "regression", task=task, **sections)
     _, records = replay_plan(plan, tmp_path / RUN)
-    assert records[-1].outcome == "diverged"
-    assert names_all(records[-1].cause, "a, b, c", "step 1", "nan")
+    [end] = [record for record in records if isinstance(record, RunClosed)]
+    assert end.outcome == "diverged"
+    assert names_all(end.cause, devices, "step 1", "nan")
 
 
 @pytest.mark.parametrize("section", ['metrics = ["fieldtask:raising"]', 'loss = "fieldtask:raising"'])

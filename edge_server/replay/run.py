@@ -384,8 +384,6 @@ def _prepare(
     fleet, behaviours, notes = _build_fleet(plan, count, trace, workload.cache)
     workload.cache.count(device_data(plan, fleet, 0))  # load the data before forking, so that processes share it
     together = _devices_per_pass(plan, fleet, workload)
-    if plan.replay.together and plan.task_objective:
-        notes.append("replay.together is ignored: devices with a [task] are trained one by one")
     if together > 1:
         notes.append(f"up to {together} devices train in one pass; models differ from a live run's by float rounding")
     with (
@@ -458,7 +456,7 @@ def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workloa
     """Return the number of devices that train in one pass."""
     if planned_data(plan).source == NONE:
         return 1
-    if not plan.replay.together or plan.task_objective:  # stacked networks train by cross-entropy alone
+    if not plan.replay.together:
         return 1
     return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(device_data(plan, fleet, 0)).shape)
 

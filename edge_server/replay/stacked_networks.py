@@ -1,23 +1,26 @@
 """Stack same-shaped networks of K devices into one network.
 
-Vectors have the shape (K, features, B), so that a linear layer of K devices is one batched product. Images have the
-shape (B, K x channels, height, width), channels last in memory, so that a convolution of K devices is one convolution
-with K groups. Elementwise and per-channel layers are used unchanged.
+A chain of known layers is rebuilt: vectors have the shape (K, features, B), so that a linear layer of K devices is one
+batched product; images have the shape (B, K x channels, height, width), channels last in memory, so that a convolution
+of K devices is one convolution with K groups. Elementwise and per-channel layers are used unchanged.
 
-`torch.func.vmap` of a convolution also makes groups, but copies around each of them; see tests/benchmarks/together.py
-for the cost.
+Other networks are vectorised by `torch.func.vmap`. It makes groups of a convolution too, but copies around each of
+them, which costs more than it saves: networks with images are not vectorised (tests/benchmarks/together.py).
 """
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from shared.registry import FAULTS
 from shared.tensors.tree import Tree
 
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity)
@@ -89,16 +92,53 @@ class Vectors(nn.Module):
         return inputs.flatten(2).mT
 
 
-def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
+class ByExample(nn.Module):
+    """Convert vectors of K devices from the layout of `Linear` to (K, B, features)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return vectors of shape (K, B, features)."""
+        return inputs.mT
+
+
+def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Module | None:
     """Return a network for the examples of K devices, with the same parameter names.
 
-    Once `load_stacks` has set its parameters, it maps inputs of shape (K, B, ...) to outputs of shape (K, classes, B).
-    None if a layer cannot be stacked: layers with buffers or randomness, and unknown layers.
+    Once `load_stacks` has set its parameters, it maps inputs of shape (K, B, ...) to outputs of shape (K, B, ...).
+    None if that is impossible or does not pay: with buffers, randomness, shared or frozen parameters, or images in a
+    network that is no chain of known layers.
 
     Args:
-        layers: Chain of layers that ends in vectors.
         example: Shape of one input.
     """
+    chain = _stack_chain(layers, example)
+    return _vectorise(layers, example) if chain is None else chain
+
+
+def _vectorise(layers: nn.Module, example: torch.Size) -> nn.Module | None:
+    """Return a copy of a network whose forward maps it over K devices."""
+    leaves = dict(layers.named_parameters())
+    has_images = any(leaf.ndim > PICTURE for leaf in leaves.values())
+    if not leaves or has_images or _is_tied(layers) or next(layers.buffers(), None) is not None:
+        return None
+    stacked, template = copy.deepcopy(layers), layers.train()
+    compute = vmap(lambda each, inputs: functional_call(template, each, (inputs,)), randomness="error")
+
+    def forward(inputs: Tensor) -> Tensor:
+        outputs: Tensor = compute(dict(stacked.named_parameters()), inputs)
+        return outputs
+
+    try:  # without numbers, on devices and examples whose counts differ from each other
+        blank = {name: leaf.new_empty((2, *leaf.shape), device="meta") for name, leaf in leaves.items()}
+        inputs = next(iter(leaves.values())).new_empty((2, 3, *example), device="meta")
+        outputs = compute(blank, inputs)
+    except FAULTS:
+        return None
+    stacked.forward = forward
+    return stacked if isinstance(outputs, Tensor) and outputs.shape[:2] == (2, 3) else None
+
+
+def _stack_chain(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
+    """Return a chain of stacked layers that ends in vectors; None if a layer is not known."""
     if not isinstance(layers, nn.Sequential) or not len(layers) or _is_tied(layers):
         return None
     pictures = len(example) == PICTURE and type(layers[0]) is not nn.Flatten
@@ -110,10 +150,10 @@ def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | No
         chain.append((name, several))
         if isinstance(layer, nn.Conv2d | nn.Flatten):
             channels = layer.out_channels if isinstance(layer, nn.Conv2d) else None
-    return nn.Sequential(OrderedDict(chain)) if channels is None else None
+    return nn.Sequential(OrderedDict([*chain, ("out", ByExample())])) if channels is None else None
 
 
-def _is_tied(layers: nn.Sequential) -> bool:
+def _is_tied(layers: nn.Module) -> bool:
     """Check for parameters that are shared or frozen."""
     parameters = [leaf for _, leaf in layers.named_parameters(remove_duplicate=False)]
     return len({id(leaf) for leaf in parameters}) < len(parameters) or not all(
@@ -148,7 +188,7 @@ def _of_several(layer: nn.Module, channels: int | None) -> nn.Module | None:
     return None
 
 
-def repeat_parameters(network: nn.Sequential, start: Tree, count: int) -> Tree:
+def repeat_parameters(network: nn.Module, start: Tree, count: int) -> Tree:
     """Return the start parameters repeated for K = `count` devices, of shape (K, ...), by name."""
     leaves = {name: start[name] for name, _ in network.named_parameters()}
     return {
@@ -157,7 +197,7 @@ def repeat_parameters(network: nn.Sequential, start: Tree, count: int) -> Tree:
     }
 
 
-def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
+def load_stacks(network: nn.Module, stacks: Tree, count: int) -> None:
     """Make the network compute with the first `count` devices of the stacks, which it shares.
 
     Args:

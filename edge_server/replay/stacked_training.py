@@ -13,9 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from edge_server.plan.plan import Plan
 from edge_server.replay.stacked_networks import load_stacks, repeat_parameters, stack_networks
@@ -23,6 +22,8 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import Correction, LocalSgd
 from shared.models.evaluate import build_skeleton
+from shared.objectives.loss_table import LOSSES
+from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.protocol.messages import Hyper, StepOptions
 from shared.registry import build
 from shared.tensors.adam import FIRST, SECOND, STEPS
@@ -36,10 +37,6 @@ ROOM_BYTES = 16 << 20
 PARTS = 4
 
 
-# Label that `cross_entropy` ignores, so that padding has no loss and no gradient.
-NOBODY = -100
-
-
 # Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (1 MiB of second-level cache, 32 MiB of
 # shared third-level cache), one thread, torch 2.13: a stack that exceeds ROOM_BYTES gains nothing or loses.
 #
@@ -51,6 +48,7 @@ FEWEST, MOST = 8, 32
 
 
 FLOAT_BYTES, COPIES = 4, 4
+CLASSIFICATION = build_training_objective()
 
 
 def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:
@@ -69,7 +67,7 @@ def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) ->
         layers: Network; only its shapes are used.
         example: Shape of one input.
     """
-    if not isinstance(layers, nn.Sequential) or stack_networks(layers, example) is None:
+    if stack_networks(layers, example) is None:
         return 1
     weights = sum(leaf.numel() for leaf in layers.parameters())
     fitting = ROOM_BYTES // (FLOAT_BYTES * (COPIES * weights + batch_size * _activations(layers, example)))
@@ -93,24 +91,35 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     Raises:
         ConfigError: The plan's algorithm or model cannot be built.
     """
-    if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0] or not can_stack(plan.hyper.step):
+    is_sgd = correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0]
+    if plan.adaptation or not is_sgd or not can_stack(plan.hyper.step):
         return 1
     return min(devices_per_pass(build_skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
 
 
-def _activations(layers: nn.Sequential, example: torch.Size) -> int:
+def _activations(layers: nn.Module, example: torch.Size) -> int:
     """Return the number of activations of one example over all layers, without computing them."""
-    flowing = torch.empty((1, *example), device="meta")
-    count = flowing.numel()
-    for layer in layers:
-        shapes = {name: torch.empty_like(leaf, device="meta") for name, leaf in layer.named_parameters()}
-        flowing = functional_call(layer, shapes, (flowing,))
-        count += flowing.numel()
-    return count
+    counts = [math.prod(example)]
+
+    def count(_layer: nn.Module, _inputs: object, outputs: object) -> None:
+        counts.append(outputs.numel() if isinstance(outputs, Tensor) else 0)
+
+    hooks = [layer.register_forward_hook(count) for layer in layers.modules() if next(layer.children(), None) is None]
+    shapes = {name: torch.empty_like(leaf, device="meta") for name, leaf in layers.named_parameters()}
+    inputs = next(iter(shapes.values())).new_empty((1, *example))
+    functional_call(layers, shapes, (inputs,))
+    for hook in hooks:
+        hook.remove()
+    return sum(counts)
 
 
 def train(
-    network: nn.Sequential, start: Tree, batches: Sequence[Batches], hyper: Hyper, correct: Correction | None = None
+    network: nn.Module,
+    start: Tree,
+    batches: Sequence[Batches],
+    hyper: Hyper,
+    correct: Correction | None = None,
+    objective: TrainingObjective = CLASSIFICATION,
 ) -> list[Result]:
     """Train several devices like `local_sgd`, in one pass per step; return their results in the same order.
 
@@ -124,17 +133,18 @@ def train(
     momenta = _begin_memory(stacks, hyper)
     losses, counts = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
     for step in _steps([batches[index] for index in order]):
-        inputs, labels = _side_by_side(step)
-        sizes = torch.tensor([len(labels_) for _, labels_ in step])
+        inputs, targets = _side_by_side(step)
+        sizes = [len(labels) for _, labels in step]
         if len(step) != active:
             load_stacks(network, stacks, active := len(step))
-        every = functional.cross_entropy(network(inputs), labels, reduction="none")
-        every.backward((1 / sizes.clamp_min(1).to(every.dtype))[:, None].expand_as(every))
+        means = _mean_losses(objective, network(inputs), targets, sizes)
+        means.backward(torch.ones_like(means))
         if correct:
             correct(network, start)
         take_step(list(network.named_parameters()), _of_first(momenta, len(step)), hyper)
-        losses[: len(step)] += every.detach().sum(1)
-        counts[: len(step)] += sizes
+        examples = torch.tensor(sizes)
+        losses[: len(step)] += means.detach() * examples
+        counts[: len(step)] += examples
     changes = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
     results = {
         index: Result(
@@ -146,6 +156,27 @@ def train(
         for place, index in enumerate(order)
     }
     return [results[index] for index in range(len(batches))]
+
+
+def _mean_losses(objective: TrainingObjective, outputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return each device's mean loss, shape (K,).
+
+    Args:
+        outputs: Of shape (K, B, ...).
+        targets: Of shape (K, B, ...).
+        sizes: Number of each device's examples; the others of its B are padding.
+    """
+    if objective.spec.loss and objective.spec.loss not in LOSSES:  # one of the user may be a mean over its batch alone
+        parts = zip(outputs, targets, sizes, strict=True)
+        return torch.stack([objective.loss(output[:size], target[:size]) for output, target, size in parts])
+    most = targets.shape[1]
+    if objective.kind == "classification" and min(sizes) == most:  # as B places of K examples: no copy, one operation
+        return objective.each(outputs.mT, targets)
+    losses = objective.each(outputs.flatten(0, 1), targets.flatten(0, 1)).view(-1, most)
+    if min(sizes) == most:
+        return losses.mean(1)
+    counts = torch.tensor(sizes)
+    return torch.where(torch.arange(most) < counts[:, None], losses, 0.0).sum(1) / counts
 
 
 def _begin_memory(stacks: Tree, hyper: Hyper) -> Tree:
@@ -170,13 +201,10 @@ def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:
 
 
 def _side_by_side(step: Sequence[Batch]) -> Batch:
-    """Return inputs of shape (K, B, ...) and labels of shape (K, B), with small batches padded."""
+    """Return inputs and targets of shape (K, B, ...), with small batches padded by their last example."""
     most = max(len(labels) for _, labels in step)
-    if all(len(labels) == most for _, labels in step):
-        return torch.stack([inputs for inputs, _ in step]), torch.stack([labels for _, labels in step])
-    first, _ = step[0]
-    inputs = first.new_zeros((len(step), most, *first.shape[1:]))
-    labels = torch.full((len(step), most), NOBODY)
-    for place, (own_inputs, own_labels) in enumerate(step):
-        inputs[place, : len(own_labels)], labels[place, : len(own_labels)] = own_inputs, own_labels
-    return inputs, labels
+    padded = [
+        each if len(each[1]) == most else tuple(part[torch.arange(most).clamp_max(len(part) - 1)] for part in each)
+        for each in step
+    ]
+    return torch.stack([inputs for inputs, _ in padded]), torch.stack([targets for _, targets in padded])

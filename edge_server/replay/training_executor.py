@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -55,13 +56,15 @@ class TrainingExecutor:
         """Train jobs that share start parameters and settings in one pass; return results by index."""
         alike = defaultdict[bytes, list[int]](list)
         for place, job in enumerate(jobs):
-            if job.task.train and not job.task.objective and not job.task.adaptation:
+            if job.task.train and not job.task.adaptation:
                 alike[_stacking_key(job.task)].append(place)
         results: dict[int, Result] = {}
         for places in alike.values():
             if len(places) > 1:
                 results |= zip(places, self._train_stacked([jobs[place] for place in places]), strict=False)
-        return results
+        return {
+            place: result for place, result in results.items() if result.loss is None or math.isfinite(result.loss)
+        }  # others train alone, and fail with the step
 
     def _train_stacked(self, jobs: Sequence[Job]) -> list[Result]:
         """Train several jobs with stacked networks; return nothing if that is impossible.
@@ -74,15 +77,18 @@ class TrainingExecutor:
             is_sgd, correct = correction_of(first.algorithm)
             if not is_sgd:
                 return []
-            batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
+            objective = first.objective
+            batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False, objective) for job in jobs]
             network = stack_networks(model.layers, batches[0].examples.inputs.shape[1:])
             if network is None or not can_stack(task.assignment.hyper.step):
                 return []
-            return train(network, first.read_parameters(), batches, task.assignment.hyper, correct)
+            return train(network, first.read_parameters(), batches, task.assignment.hyper, correct, objective)
         except FAILURES as error:
             log.warning("round %d: devices train one by one, stacked training failed: %s", task.round, error)
             return []
 
 
 def _stacking_key(task: Task) -> bytes:
-    return msgspec.msgpack.encode((task.run, task.params, task.algorithm, task.model, task.assignment.hyper))
+    return msgspec.msgpack.encode(
+        (task.run, task.params, task.algorithm, task.model, task.assignment.hyper, task.objective)
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -11,11 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.replay.stacked_networks import stack_networks
 from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, divide_cohort, train
 from edge_server.rounds.check_plan import load
+from shared import registry
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
@@ -24,7 +27,9 @@ from shared.models.base import Model
 from shared.models.build import seed_torch
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
+from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.protocol.messages import Assignment, Hyper, StepOptions
+from shared.protocol.objective import ObjectiveSpec
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 
@@ -183,15 +188,112 @@ class Twice(nn.Linear):
         return 2 * super().forward(input)
 
 
+class Noisy(nn.Linear):
+    """A layer that draws numbers, and says nothing of it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return functional.dropout(super().forward(input))
+
+
+class Residual(nn.Module):
+    """A plain module with functions in its forward, and a layer that it uses twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.gelu(self.first(inputs))
+        return self.last(hidden + self.block(functional.relu(self.block(hidden))))
+
+
 SHARED, FROZEN = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+VECTORISED = {
+    "a class of its own": nn.Sequential(Twice(4, CLASSES)),
+    "a nested chain": nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, CLASSES)),
+    "no chain": nn.Linear(4, CLASSES),
+    "a plain module": Residual(),
+    "windows": nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.LayerNorm(15), nn.Linear(15, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", VECTORISED)
+@pytest.mark.parametrize("counts", [[9], [8, 8], [13, 7, 2]], ids=str)
+def test_a_network_that_is_no_chain_learns_together_what_it_learns_alone(name, counts):
+    example = (2, 7) if name == "windows" else (4,)
+    with seed_torch(1):
+        model = network(copy.deepcopy(VECTORISED[name]), torch.float64)
+    batches = cohort(example, counts, HYPER, 1, torch.float64)
+    require_same(model, batches, HYPER, ALGORITHMS["fedprox"](mu=0.5), FLOAT64)
+    assert devices_per_pass(model.layers, torch.Size(example), 8) == MOST
+
+
+def relative_of_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that is no mean over examples."""
+    return ((outputs - targets) ** 2).sum() / (targets**2).sum()
+
+
+OBJECTIVES = {
+    "class weights": ObjectiveSpec(class_weights=(1.0, 2.0, 0.5, 1.0, 3.0), label_smoothing=0.1),
+    "multilabel": ObjectiveSpec(kind="multilabel"),
+    **{
+        loss: ObjectiveSpec(kind="regression", loss=loss, loss_options={"q": 0.9} if loss == "quantile" else {})
+        for loss in ("mse", "mae", "huber", "quantile")
+    },
+    "anomaly": ObjectiveSpec(kind="anomaly"),
+    "own": ObjectiveSpec(kind="regression", loss=f"{__name__}:relative_of_batch", metrics=("mae",)),
+}
+
+
+@dataclass(frozen=True)
+class For:
+    """A task's batches with targets for an objective."""
+
+    batches: As
+    objective: TrainingObjective
+
+    @property
+    def num_examples(self) -> int:
+        return self.batches.num_examples
+
+    def __iter__(self):
+        for inputs, labels in self.batches:
+            if self.objective.reconstructs:
+                yield inputs, inputs
+            elif self.objective.kind == "classification":
+                yield inputs, labels
+            else:
+                wide = functional.one_hot(labels, CLASSES).to(inputs.dtype)
+                yield inputs, wide if self.objective.kind == "multilabel" else 0.5 + wide.cumsum(1)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    "layers", [mlp(CLASSES, 6, CLASSES).layers, nn.Sequential(Twice(CLASSES, CLASSES))], ids=["chain", "plain"]
+)
+@pytest.mark.parametrize("counts", [[8, 8], [13, 7, 2]], ids=str)
+def test_every_task_learns_together_what_its_devices_learn_alone(name, layers, counts):
+    registry.allow([f"{__name__}:*"])
+    objective = build_training_objective(OBJECTIVES[name])
+    model = replace(network(copy.deepcopy(layers), torch.float64), objective=objective)
+    batches = [For(each, objective) for each in cohort((CLASSES,), counts, HYPER, 1, torch.float64)]
+    start = {key: leaf.clone() for key, leaf in model.tree().items()}
+    stack = stack_networks(model.layers, torch.Size([CLASSES]))
+    for result, own in zip(train(stack, start, batches, HYPER, objective=objective), batches, strict=True):
+        _, alone = local_sgd(model, State(), start, own, Assignment(seed=0, hyper=HYPER))
+        for key, leaf in alone.tree.items():
+            assert float((result.tree[key] - leaf).abs().max()) <= FLOAT64 * float(leaf.abs().max()), key
+        assert result.loss == pytest.approx(alone.loss, rel=1e-6)
+    registry.allow([])
+
+
 REFUSED = {
     "chance": nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)),
     "buffers": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
-    "a class of its own": nn.Sequential(Twice(4, 4)),
     "a shared layer": nn.Sequential(SHARED, nn.ReLU(), SHARED),
     "a layer that stands still": nn.Sequential(FROZEN, nn.Linear(4, 4)),
-    "a nested chain": nn.Sequential(nn.Sequential(nn.Linear(4, 4))),
-    "no chain": nn.Linear(4, 4),
+    "chance in its forward": Noisy(4, 4),
+    "recurrence": nn.GRU(4, 4),
     "an end that is no vector": nn.Sequential(nn.Conv2d(1, 4, 2)),
     "a mirrored border": nn.Sequential(nn.Conv2d(1, 4, 2, padding=1, padding_mode="reflect"), nn.Flatten()),
 }
