@@ -22,6 +22,7 @@ from shared.models.build import build_blank, build_initial
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import RUN, write_plan
 from tests.edge_server.textbook import DEVICES, require_equal
+from tests.naming import naming
 
 SOURCE = '''
 from collections import OrderedDict
@@ -327,12 +328,37 @@ def test_a_network_with_several_inputs_is_trained_on_several_arrays(tmp_path):
     assert closed_rounds(records)[-1].accuracy == pytest.approx(accuracy)
 
 
+def test_a_function_of_the_user_returns_several_arrays_by_name(tmp_path):
+    """The model is that of a file of the same arrays, bit for bit."""
+    section = write_several(tmp_path)
+    (tmp_path / "severaldata.py").write_text(
+        "import numpy as np\n\n\n"
+        "def read(data, drop=''):\n"
+        "    with np.load(data.path) as file:\n"
+        "        prefix = f'x_{data.split}.'\n"
+        "        inputs = {name.removeprefix(prefix): file[name] for name in file.files if name.startswith(prefix)}\n"
+        "        if drop:\n"
+        "            inputs[drop] = inputs[drop][1:]\n"
+        "        return inputs, file[f'y_{data.split}']\n"
+    )
+    registry.allow(["anynets:*", "severaldata:read"])
+    own = section.replace('"npz"', '"severaldata:read"')
+    states = []
+    for name, data in (("file", section), ("function", own)):
+        plan = plan_of(tmp_path, "several", "fedavg", data=data)
+        states.append(replay_plan(plan, tmp_path / name / RUN)[0].tree)
+    require_equal(*states)
+    plan = plan_of(tmp_path, "several", "fedavg", data=f'{own}\noptions = {{ drop = "words" }}', evaluation="every = 0")
+    with pytest.raises(ConfigError, match=naming("severaldata:read", "words 59", "picture 60")):
+        replay_plan(plan, tmp_path / "short" / RUN)
+
+
 def test_several_inputs_of_other_sizes_are_refused_before_the_run(tmp_path):
     model = 'name = "anynets:several"\noptions = { side = 9 }'
     plan = plan_of(tmp_path, "several", "fedavg", data=write_several(tmp_path), model=model)
     with pytest.raises(ConfigError, match=r"shape \(70,\), and celsius \(1,\), picture \(1, 9, 9\), words \(5,\)"):
         replay_plan(plan, tmp_path / RUN)
-    with pytest.raises(ConfigError, match=r"Several is not a chain of layers.*fedavg"):
+    with pytest.raises(ConfigError, match=naming("fedsl", "Several", "celsius, picture, words", "fedavg, fedprox")):
         plan_of(tmp_path, "several", "fedsl", data=write_several(tmp_path))
 
 

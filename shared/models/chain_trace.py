@@ -26,6 +26,7 @@ from shared.errors import ConfigError
 from shared.models.chain import Arguments, ChainLink, LayerChain, Operation, Value, parts_of
 from shared.models.functional_layers import DROPOUTS, layer_of
 from shared.models.leaves import tied_names
+from shared.models.named_inputs import NAMES
 from shared.registry import FAULTS
 
 _PURE = {getattr, operator.getitem}
@@ -56,6 +57,9 @@ def trace_chain(network: nn.Module) -> LayerChain:
     kind = type(network).__name__
     if _is_layer(network):
         raise ConfigError(f"model: it is a single layer, {kind}, and no chain of layers")
+    if names := getattr(network, NAMES, ()):
+        inputs = f"its {len(names)} inputs {', '.join(names)} meet inside of it, and a chain has one input"
+        raise ConfigError(f"model: {kind} is not a chain of layers: {inputs}")
     links = _tied_leaf(network) or _divide(network, "")
     if isinstance(links, str):
         raise ConfigError(f"model: {kind} is not a chain of layers: {links}")

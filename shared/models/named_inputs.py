@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+NAMES = "named_inputs"
+"""Attribute of a network's class: names of its inputs."""
+
 
 def with_named_inputs(network: nn.Module, dtypes: dict[str, torch.dtype] | None = None, **shapes: Sequence[int]) -> Any:
     """Let a network take packed inputs of shape (N, total); its forward gets them by name.
@@ -44,7 +47,9 @@ def with_named_inputs(network: nn.Module, dtypes: dict[str, torch.dtype] | None 
         outputs: Tensor = kind.forward(self, **unpack_inputs(inputs, layout))
         return outputs
 
-    network.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    network.__class__ = type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__, NAMES: tuple(sorted(shapes))}
+    )
     return network
 
 

@@ -1,8 +1,8 @@
-"""Examples from a user function: arrays or (input, target) pairs."""
+"""Examples from a user function: arrays, arrays by name, or (input, target) pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ AXES = {"values": 2, "mask": 3}
 def read_plugin(read: Callable[..., object], spec: Data) -> ReadPart:
     """Call `read(data, **options)`, which returns inputs and targets, `Arrays`, or a data set of such pairs.
 
+    Inputs may be a dict of arrays, the inputs of a network by name: see `shared.models.named_inputs`.
     A data set has a length and numbered items, as PyTorch's do, or is iterable; one without a length is read up to
     `limit`.
 
@@ -51,10 +52,10 @@ def _convert(result: object, spec: Data) -> Arrays:
     Raises:
         ConfigError: It is neither arrays nor a data set.
     """
-    if not spec.is_labelled and hasattr(result, "dtype"):
-        return Arrays.from_inputs(as_inputs(np.asarray(result)))
+    if not spec.is_labelled and (hasattr(result, "dtype") or isinstance(result, Mapping)):
+        return Arrays.from_inputs(_pack(result, spec))
     if isinstance(result, tuple) and len(result) == PAIR and all(hasattr(part, "__len__") for part in result):
-        inputs, targets = (np.asarray(part) for part in result)
+        inputs, targets = _pack(result[0], spec), np.asarray(result[1])
     elif isinstance(result, Iterable) or hasattr(result, "__getitem__"):
         inputs, targets = _collect(result, spec)
     else:
@@ -62,11 +63,22 @@ def _convert(result: object, spec: Data) -> Arrays:
         raise ConfigError(
             f"source {spec.source!r} returned a {kind}; return inputs and targets, or a data set of such pairs"
         )
-    inputs = as_inputs(inputs)
     return Arrays(inputs, _as_labels(targets, spec)) if spec.is_labelled else Arrays.from_inputs(inputs)
 
 
-def _collect(examples: Any, spec: Data) -> tuple[NDArray[Any], NDArray[Any]]:
+def _pack(inputs: object, spec: Data) -> NDArray[np.float32]:
+    """Return inputs of shape (N, ...); those of a dict flattened, one after the other in the order of their names."""
+    if not isinstance(inputs, Mapping):
+        return as_inputs(np.asarray(inputs))
+    arrays = {str(name): as_inputs(np.asarray(array)) for name, array in inputs.items()}
+    lengths = {name: len(array) for name, array in sorted(arrays.items())}
+    if len(set(lengths.values())) != 1:
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "none"
+        raise ConfigError(f"source {spec.source!r}: examples of its inputs: {counts}; return as many of each")
+    return np.concatenate([arrays[name].reshape(len(arrays[name]), -1) for name in lengths], axis=1)
+
+
+def _collect(examples: Any, spec: Data) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Stack the pairs of a data set."""
     inputs, targets = list[NDArray[Any]](), list[NDArray[Any]]()
     for pair in _iterate(examples, spec):
@@ -81,7 +93,7 @@ def _collect(examples: Any, spec: Data) -> tuple[NDArray[Any], NDArray[Any]]:
             require_room(2 * len(inputs) * inputs[0].size * FLOAT_BYTES, Path(spec.path or spec.source))
     if not inputs:
         raise ConfigError(f"source {spec.source!r}: returned no example; correct its function or path")
-    return np.stack(inputs), np.stack(targets)
+    return as_inputs(np.stack(inputs)), np.stack(targets)
 
 
 def _iterate(examples: Any, spec: Data) -> Iterator[Any]:
