@@ -21,6 +21,7 @@ from shared.errors import WireError
 from shared.protocol.inference.collaborative import FROM_DEVICE
 from shared.protocol.topics import is_name, parse_channel, parse_device
 from shared.runtime.clock import Clock
+from shared.runtime.token_bucket import TokenBucket
 from shared.transfer.frames import HEADER_BYTES, is_frame
 from shared.transport.base import Delivery
 
@@ -85,33 +86,15 @@ def longest_packet(frame_bytes: int) -> int:
 
 
 @dataclass
-class _Bucket:
-    """Token bucket."""
-
-    most: float
-    per_s: float
-    tokens: float
-    since: float
-
-    def take(self, amount: float, now: float) -> bool:
-        self.tokens = min(self.most, self.tokens + self.per_s * (now - self.since))
-        self.since = now
-        if self.tokens < amount:
-            return False
-        self.tokens -= amount
-        return True
-
-
-@dataclass
 class _Sender:
     """Buckets and queue of one device."""
 
     device: str
-    messages: _Bucket
-    bytes: _Bucket
-    rare: _Bucket
-    wasted: _Bucket
-    wasted_bytes: _Bucket
+    messages: TokenBucket
+    bytes: TokenBucket
+    rare: TokenBucket
+    wasted: TokenBucket
+    wasted_bytes: TokenBucket
     closures: int = 0
     closed_until: float = 0.0
     queue: deque[Delivery] = field(default_factory=deque)
@@ -165,7 +148,7 @@ class Admission:
     def penalize(self, device: str) -> None:
         """Charge a device extra for a refused message."""
         if sender := self._senders.get(device):
-            sender.messages.tokens = max(0.0, sender.messages.tokens - REFUSED)
+            sender.messages.give(-REFUSED)
 
     def count_useless(self, device: str, channel: str, size: int) -> None:
         """Count a useless message; close the channel to a device that exceeds the tolerated rate.
@@ -184,7 +167,7 @@ class Admission:
         seconds = min(LONGEST_CLOSED_S, CLOSED_S * 2.0**sender.closures)
         sender.closures += 1
         closed[device] = sender.closed_until = now + seconds
-        sender.wasted = _Bucket(WASTED_MESSAGES, WASTED_PER_S, AFTERWARDS, now + seconds)
+        sender.wasted = TokenBucket(WASTED_MESSAGES, WASTED_PER_S, AFTERWARDS, now + seconds)
         explanation = f"ignored there for {seconds:.0f} s, doubled each time that it continues"
         level = logging.WARNING if sender.closures == 1 else logging.INFO
         log.log(level, "%s floods %s with useless messages: %s", device, channel, explanation)
@@ -231,11 +214,11 @@ class Admission:
         wasted_bytes = max(BYTES, self._device_bytes)
         self._senders[device] = sender = _Sender(
             device,
-            messages=_Bucket(MESSAGES, MESSAGES_PER_S, MESSAGES, now),
-            bytes=_Bucket(BYTES, BYTES_PER_S, BYTES, now),
-            rare=_Bucket(RARE, RARE_PER_S, RARE, now),
-            wasted=_Bucket(WASTED_MESSAGES, WASTED_PER_S, WASTED_MESSAGES, now),
-            wasted_bytes=_Bucket(wasted_bytes, BYTES_PER_S, wasted_bytes, now),
+            messages=TokenBucket(MESSAGES, MESSAGES_PER_S, MESSAGES, now),
+            bytes=TokenBucket(BYTES, BYTES_PER_S, BYTES, now),
+            rare=TokenBucket(RARE, RARE_PER_S, RARE, now),
+            wasted=TokenBucket(WASTED_MESSAGES, WASTED_PER_S, WASTED_MESSAGES, now),
+            wasted_bytes=TokenBucket(wasted_bytes, BYTES_PER_S, wasted_bytes, now),
         )
         return sender
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from shared.runtime.token_bucket import TokenBucket
+
 log = logging.getLogger(__name__)
 
 BURST, WORDS_PER_S = 600.0, 0.5
@@ -13,7 +15,7 @@ BURST, WORDS_PER_S = 600.0, 0.5
 
 @dataclass
 class RecordLimiter:
-    """Token buckets by device; a device that exceeds its own is logged once.
+    """Token bucket of each device; a device that exceeds its own is logged once.
 
     Attributes:
         burst: Records that a device may cause at once.
@@ -24,16 +26,14 @@ class RecordLimiter:
     burst: float = BURST
     per_s: float = WORDS_PER_S
     what: str = "a run's journal"
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _buckets: dict[str, TokenBucket] = field(default_factory=dict)
     _limited: set[str] = field(default_factory=set)
 
     def take(self, device: str, at: float) -> bool:
         """Return true, and charge it, if a device may cause a record now."""
-        budget, since = self._left.get(device, (self.burst, at))
-        budget = min(self.burst, budget + self.per_s * (at - since))
-        is_allowed = budget >= 1
+        bucket = self._buckets.setdefault(device, TokenBucket(self.burst, self.per_s, self.burst, at))
+        is_allowed = bucket.take(1, at)
         if not is_allowed and device not in self._limited:
             self._limited.add(device)
             log.warning("device %s exceeds the record limit of %s; some records are dropped", device, self.what)
-        self._left[device] = (budget - is_allowed, at)
         return is_allowed

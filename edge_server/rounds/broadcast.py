@@ -21,6 +21,7 @@ from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
+from shared.runtime.token_bucket import TokenBucket
 from shared.transfer.sender import PieceQueue, Sender
 from shared.transport.base import Transport
 
@@ -153,28 +154,16 @@ class Fanout:
         self._asked_at = {start: since for start, since in self._asked_at.items() if start in pending}
 
 
-class RequestBudget:
-    """Token bucket for the bytes that one device may request, over consecutive payloads."""
+def make_request_budget(now: float) -> TokenBucket:
+    """Return the budget of the bytes that one device may request, over consecutive payloads."""
+    return TokenBucket(MORE_BYTES, MORE_PER_S, MORE_BYTES, now)
 
-    def __init__(self, now: float) -> None:
-        self._most = self._left = MORE_BYTES
-        self._since = now
 
-    def begin(self, size: int, now: float) -> None:
-        """Add the allowance of a further payload of `size` bytes."""
-        self._refill(now)
-        self._most = COPIES * size + MORE_BYTES
-        self._left = min(self._most, self._left + COPIES * size)
-
-    def take(self, size: int, now: float) -> bool:
-        """Charge requested bytes; return false if they exceed the budget."""
-        self._refill(now)
-        is_allowed = self._left >= size
-        self._left -= size * is_allowed
-        return is_allowed
-
-    def _refill(self, now: float) -> None:
-        self._left, self._since = min(self._most, self._left + MORE_PER_S * (now - self._since)), now
+def add_payload(budget: TokenBucket, size: int, now: float) -> None:
+    """Add the allowance of a further payload of `size` bytes to a device's budget."""
+    budget.refill(now)
+    budget.most = COPIES * size + MORE_BYTES
+    budget.give(COPIES * size)
 
 
 @dataclass
@@ -199,7 +188,7 @@ class Outgoing:
     channel: str = "model"
     _fanout: Fanout = field(init=False)
     _leavers: list[str] = field(default_factory=list)
-    _budgets: dict[str, RequestBudget] = field(default_factory=dict)
+    _budgets: dict[str, TokenBucket] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -248,8 +237,8 @@ class Outgoing:
         """Charge requested blocks to the device's budget; return false if they exceed it."""
         now = self.clock()
         if device not in self._budgets:
-            self._budgets[device] = RequestBudget(now)
-            self._budgets[device].begin(self.transfer.size, now)
+            self._budgets[device] = make_request_budget(now)
+            add_payload(self._budgets[device], self.transfer.size, now)
         return self._budgets[device].take(size, now)
 
     def _is_common(self, piece: tuple[int, int]) -> bool:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from ipaddress import IPv6Address, ip_address
 
 from shared.runtime.clock import Clock
+from shared.runtime.token_bucket import TokenBucket
 
 BURST, PER_S = 20.0, 0.5
 """Lets so many boards behind one router join at once; guessing 128 bits is hopeless at any such rate."""
@@ -22,12 +23,12 @@ class RateLimit:
         per_s: Attempts per second beyond the burst.
 
     Attributes:
-        attempts: Attempts left for each source and the time of that count; the latest source is last.
+        attempts: Attempts left for each source; the latest source is last.
     """
 
     def __init__(self, clock: Clock, burst: float = BURST, per_s: float = PER_S) -> None:
         self._clock, self._burst, self._per_s = clock, burst, per_s
-        self.attempts: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.attempts: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def wait_s(self, source: str) -> float:
         """Count an attempt; return 0 if it may be answered, otherwise the seconds until the next may.
@@ -36,19 +37,16 @@ class RateLimit:
             source: IP address, of which an IPv6 /64 counts as one, or device name.
         """
         group, now = source_group(source), self._clock()
-        attempts, at = self.attempts.pop(group, (self._burst, now))
-        attempts = min(self._burst, attempts + (now - at) * self._per_s)
-        may = attempts >= 1.0
-        self.attempts[group] = (attempts - 1.0 if may else attempts, now)
+        bucket = self.attempts.setdefault(group, TokenBucket(self._burst, self._per_s, self._burst, now))
+        self.attempts.move_to_end(group)
         if len(self.attempts) > MOST_SOURCES:
             self.attempts.popitem(last=False)
-        return 0.0 if may else (1.0 - attempts) / self._per_s
+        return 0.0 if bucket.take(1.0, now) else (1.0 - bucket.tokens) / self._per_s
 
     def give_back(self, source: str) -> None:
         """Undo a counted attempt."""
-        group = source_group(source)
-        if entry := self.attempts.get(group):
-            self.attempts[group] = (min(self._burst, entry[0] + 1.0), entry[1])
+        if bucket := self.attempts.get(source_group(source)):
+            bucket.give(1.0)
 
 
 def source_group(source: str) -> str:

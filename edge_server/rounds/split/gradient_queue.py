@@ -7,12 +7,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge_server.rounds.broadcast import RequestBudget
+from edge_server.rounds.broadcast import add_payload, make_request_budget
 from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable
 from shared.protocol.messages import BLOCK_BYTES
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
+from shared.runtime.token_bucket import TokenBucket
 from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
@@ -26,7 +27,7 @@ class GradientQueue:
     site: str
     transport: Transport
     clock: Clock
-    _budgets: dict[str, tuple[bytes, RequestBudget]] = field(default_factory=dict)
+    _budgets: dict[str, tuple[bytes, TokenBucket]] = field(default_factory=dict)
     _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
 
     def put(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
@@ -43,9 +44,9 @@ class GradientQueue:
     def may_send(self, device: str, gradient: Sender, pieces: Sequence[tuple[int, int]]) -> bool:
         """Charge requested pieces to the device's budget; return false if they exceed it."""
         now, digest = self.clock(), gradient.transfer.digest
-        budget_digest, budget = self._budgets.get(device, (b"", RequestBudget(now)))
+        budget_digest, budget = self._budgets.get(device, (b"", make_request_budget(now)))
         if budget_digest != digest:
-            budget.begin(gradient.transfer.size, now)
+            add_payload(budget, gradient.transfer.size, now)
             self._budgets[device] = digest, budget
         return budget.take(sum(stop - start for start, stop in pieces) * BLOCK_BYTES, now)
 
