@@ -84,6 +84,7 @@ def look_at(board: UpgradeBoard, case: tuple[str, str, int]) -> dict[str, Any]:
         board.reboot()
     assert board.current() in ("1", "2")
     record = go_on(board, boots=cut == "power" and was_reached)
+    board.service.read_status()  # restarts an agent that was killed after the updater had ended, as systemd does
     running = board.service.running()
     assert record.state in ("committed", "rolled-back"), record
     assert board.current() == running == ("2" if record.state == "committed" else "1"), (record, running)
