@@ -1,4 +1,4 @@
-"""What tests of every part may ask for: data sets, a small disk, and sites over every transport there is.
+"""Fixtures of all tests: data sets, a small disk, sites over every transport.
 
 Transports: memory, and MQTT 5 and 3.1.1 over the two brokers that the project may start.
 """

@@ -1,4 +1,4 @@
-"""What tests need of their machine: files that refuse as a board's do, a small disk, a terminal, a mosquitto.
+"""Machine facilities for tests: failing files, small disk, terminal, mosquitto.
 
 And recorded data beside the checkout, read where it lies; tests that need it are skipped where it is not.
 """

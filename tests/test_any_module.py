@@ -1,4 +1,4 @@
-"""Networks as plain modules: methods train them as the same chain, live and in a replay, or say why not."""
+"""Plain modules as networks: trained live and in replay, or refused with reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BatchNorm cannot train on one example: a last batch of one joins the batch before it, live and in replay alike."""
+"""A last batch of one example joins the batch before it."""
 
 from __future__ import annotations
 

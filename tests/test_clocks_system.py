@@ -1,4 +1,4 @@
-"""Boards in 1970 and 2038 join a site whose gateway is days off, train, and renew; clocks move in the middle of it.
+"""Boards with wrong clocks join, train and renew while clocks change.
 
 Every process is real and has a calendar clock of its own, OpenSSL's included: gateway, broker, boards.
 """

@@ -1,4 +1,4 @@
-"""One table of damaged inputs by parser: each reader of foreign bytes, good ones, and all that may happen to them.
+"""Damaged inputs for every parser of foreign bytes, from one table.
 
 The table is `tests.fuzz.readers.READERS`; `make fuzz` asks the same a million times each. Every reader gives something
 that can be used, or the one error that means it, by which its caller knows what to do.

@@ -1,4 +1,4 @@
-"""A board joins a real site by the two commands that people type, and its agent's connection is the site's broker."""
+"""Enrolment by the documented commands, up to the agent's connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSPU over the wire: the same suite over memory, mosquitto and the embedded broker, against its paper in one loop.
+"""FedSPU over memory, mosquitto and embedded broker, against the paper's loop.
 
 Personal models outlive their agents.
 """

@@ -1,4 +1,4 @@
-"""An existing Flower app: its plan, a live run with agents and a broker, a replay, a resumed run and a release."""
+"""Existing Flower app: plan, live run, replay, resumption, release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU that torch reaches, and skipped elsewhere: a run comes near the CPU's, and again to the same bits."""
+"""Run on a GPU, near the CPU's results and reproducible; skipped elsewhere."""
 
 from __future__ import annotations
 

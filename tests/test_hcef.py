@@ -1,4 +1,4 @@
-"""HCEF on one site: live over every transport and replayed to the same bits, charged by (8) and (9), within budgets."""
+"""HCEF on one site, live and replayed, within its budgets."""
 
 from __future__ import annotations
 

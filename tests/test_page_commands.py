@@ -1,4 +1,4 @@
-"""Commands as the pages print them: each is one that the programs know, and those of the first page run as printed."""
+"""Commands in the documentation exist, and those of the README run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The libraries of the agent's package on each Python from 3.10 to 3.14 that this machine has; those that it lacks are
-listed as skipped. `make pythons` trains on each of them too.
+"""Agent's libraries on each Python from 3.10 to 3.14 on this machine.
 
 One folder of libraries serves all of them, as in the package; neither torch nor NumPy is there.
 """

@@ -1,4 +1,4 @@
-"""A queue of plans for one fleet: real broker, agents and servers, of which one is killed in the middle."""
+"""Queue of plans for one fleet, with a killed server in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets stay where they belong: seeded ones are looked for in all that is written, said, and shown of processes."""
+"""Secrets never appear in files, messages, logs or process lists."""
 
 from __future__ import annotations
 

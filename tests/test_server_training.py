@@ -1,4 +1,4 @@
-"""A server that trains on labelled examples of its own: live over memory and brokers, after a kill, and in replay."""
+"""Server training on its own labelled examples: live, resumed, replayed."""
 
 from __future__ import annotations
 

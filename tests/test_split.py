@@ -1,4 +1,4 @@
-"""Split rounds end to end: the same suite over memory and over brokers; bit for bit what one process computes alone."""
+"""Split rounds over memory and brokers equal one process, bit for bit."""
 
 from __future__ import annotations
 

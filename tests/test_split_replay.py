@@ -1,4 +1,4 @@
-"""A replayed split run: the bits of a live one, the same bytes for any number of processes, its links' seconds."""
+"""Replay of a split run: same bits for any number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices as processes over a real broker: one hangs, comes back and is gone; rounds go on and none waits for long."""
+"""Hanging and vanished device processes over a real broker; rounds continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose devices and server compute elsewhere than on the CPU: nothing is left behind, what travels is as ever.
+"""Run that computes on another device than the CPU; payloads are unchanged.
 
 There is no GPU in continuous integration, and these tests do not pretend to one: the tensors only claim another place
 and the CPU computes them. They show that every method places what it computes with, and takes back what it sends; what

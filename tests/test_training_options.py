@@ -1,4 +1,4 @@
-"""Adam, schedules, clipping and precision: live as in one loop of torch, replayed to the same bits, and old agents."""
+"""Adam, schedules, clipping and precision: live, textbook and replay agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A board takes a new version of its agent: the command, the agents, the broker and the signatures are real."""
+"""Agent upgrade of a board with real command, agents, broker and signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks that jump by hours change no deadline and no measured second: nothing but names and log lines reads them."""
+"""Clock jumps of hours change no deadline and no measured duration."""
 
 from __future__ import annotations
 

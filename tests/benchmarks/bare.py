@@ -1,4 +1,4 @@
-"""FedAvg with no framework at all: two forked workers that train, pipes, a mean. As a script it prints its rounds."""
+"""Baseline without a framework: FedAvg of two forked workers over pipes; also a script."""
 
 from __future__ import annotations
 

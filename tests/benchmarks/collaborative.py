@@ -1,4 +1,4 @@
-"""A network that is cut, over a slow link: where the time of a request goes, and what it carries. Needs root.
+"""Time and bytes of a collaborative inference request over a slow link; needs root.
 
 VGG-16 cut behind its second block: an agent in a network namespace runs what lies below, `edge-server serve-tops` at
 the other end what lies above, and one application asks over the Unix socket, one picture at a time, as soon as it was

@@ -1,4 +1,4 @@
-"""A TCP relay: counts what one process really sends and receives, and is as slow or as broken as it is told."""
+"""TCP relay that counts one process's bytes, and can delay or break connections."""
 
 from __future__ import annotations
 

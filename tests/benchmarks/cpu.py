@@ -1,4 +1,4 @@
-"""Cycles of a training step while a control group lets the process run 25, 50 and 100 % of the time, against no limit.
+"""CPU cycles of a training step under control-group limits of 25, 50 and 100 %.
 
 The seconds must grow as the limit says, the cycles must stay. Turns are interleaved, so that a machine that is slow for
 a while is slow for all limits. As root; control groups of version 1, or of version 2 where the root delegates `cpu`.

@@ -1,4 +1,4 @@
-"""What a device's half of VGG-19 takes of memory and time at each cut, against training all of it on the device.
+"""Memory and time of a device's half of VGG-19, by cut.
 
 A trainer's own process, alone and with one thread, does a few steps of batches of 64: of FedAvg on the whole network,
 or of a split session, answered at once. Memory is the most that was resident at once. Python, torch and our modules

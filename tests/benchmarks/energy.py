@@ -1,4 +1,4 @@
-"""Energy by the meter at its usual rate against the full-rate integral of recorded runs of a Raspberry Pi 3B+."""
+"""Energy by the meter at its usual rate against the full-rate integral."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One member of a site that floods it: what becomes of the rounds of ten honest ones, and of the server's memory.
+"""Effect of one flooding device on ten honest devices and the server's memory.
 
 Each flood begins in the middle of a run, whose rounds before it are what those during it are compared with.
 """

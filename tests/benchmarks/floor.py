@@ -1,4 +1,4 @@
-"""The floor: the same bytes over the same broker with a bare MQTT client, no checks, no disk, no tensors.
+"""Lower bound: the same bytes with a bare MQTT client, without checks or disk.
 
 A server sends `size` bytes in frames to all devices at once, each device sends them back; both sides keep at most
 `WINDOW` frames under way. Run as a script it is one device.

@@ -1,4 +1,4 @@
-"""What the adapter for Flower apps adds to a client's own `fit`: CPU time of a task, on one thread."""
+"""Overhead of the Flower adapter over a client's own `fit`, on one thread."""
 
 from __future__ import annotations
 

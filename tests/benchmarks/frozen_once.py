@@ -1,4 +1,7 @@
-"""One process of `frozen`: `time NET TURNS` takes steps of every kind, `hold NET KEEP` trains and tells its peak."""
+"""One process of benchmark `frozen`: time steps, or train and print peak memory.
+
+`time NET TURNS` takes steps of every kind; `hold NET KEEP` trains.
+"""
 
 from __future__ import annotations
 

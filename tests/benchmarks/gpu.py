@@ -1,4 +1,4 @@
-"""What a GPU makes of a task: step time, memory and the rounding of results, beside the CPU of the same machine.
+"""Step time, memory and rounding on a GPU, beside the CPU.
 
 Every method that trains on devices alone takes one round of one device on both, from the same parameters and with the
 same draws; nothing is dropped at random, which each would draw by itself. Seconds are of a task's training after one

@@ -1,4 +1,4 @@
-"""What serving costs at the least here: as many bytes in and out, without HTTP, JSON or a look at what was asked.
+"""Lower bound of serving: the same bytes without HTTP, JSON or checks.
 
 As `python inference_floor.py SOCKET FOLDER REQUEST_BYTES answer` it answers whatever comes on a Unix socket, so many
 bytes of it each time, with the bytes of one answer of the release in the folder; with `compute` in place of `answer`

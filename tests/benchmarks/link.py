@@ -1,4 +1,4 @@
-"""The link as the agent measures it, against the rate it is shaped to: `make bench NAME=link`, as root, four minutes.
+"""Link rate measured by the agent against the shaped rate; needs root, four minutes.
 
 An agent without torch in a network namespace, an edge server, mosquitto. A token bucket counts whole packets, so that
 of its rate the payload gets 1448 bytes of 1514, which is 95.6 %: that is what an estimate is held against. The rate

@@ -1,4 +1,4 @@
-"""An agent without torch, for the benchmark of the link: its training changes four bytes, so that all travel anew.
+"""Agent without torch for benchmark `link`: its training changes four bytes.
 
 Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`. After each transfer it writes what it now takes its link for
 into FOLDER/rates.jsonl: the way, and bits a second.

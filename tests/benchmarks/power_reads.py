@@ -1,4 +1,4 @@
-"""What it costs to read a board's power: CPU time a read, and as a share of one core at the profile's own rate."""
+"""CPU time of reading a board's power, per read and as a share of a core."""
 
 from __future__ import annotations
 

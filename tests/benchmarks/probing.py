@@ -1,4 +1,4 @@
-"""What measuring costs an agent that waits: all probes at the usual rate, a meter, and the log of its power."""
+"""Cost of measuring for an idle agent: probes, meter and power log."""
 
 from __future__ import annotations
 

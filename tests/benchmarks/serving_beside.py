@@ -1,4 +1,4 @@
-"""What requests take while the same board trains: a real trainer that is stopped and let go on in turns.
+"""Latency of inference requests while the same board trains.
 
 Beside it the same with a trainer that gives no way. An application asks at a steady rate, as a camera does: of requests
 in a row, which keep their core, the next would not have to be woken.

@@ -1,4 +1,4 @@
-"""A step of a split session over a real broker against the same computation in one process without any network.
+"""Split step over a real broker against the same computation in one process.
 
 Four agents with their trainers, an edge server and mosquitto on loopback train AlexNet for CIFAR at its first cut: for
 each device and step 4.2 MB of features go up and as much gradient comes down. `split_alone` does the same steps, by the

@@ -1,4 +1,4 @@
-"""The steps of a split session in one process, without any network: the same halves, one device after the other.
+"""Split session steps in one process without a network, one device after another.
 
 As `python split_alone.py PLAN DEVICES THREADS` it prints JSON: the seconds of each step, the processor seconds of one,
 and the memory that it has at the end, in bytes.

@@ -1,4 +1,4 @@
-"""A step of a split session over a slow link against its bytes at the link's rate and its computation. Needs root.
+"""Split step over a slow link against transfer and computation time; needs root.
 
 One device in a network namespace, whose link passes 5 Mbit/s each way. A token bucket counts whole packets, of which
 the payload gets 95.6 %. Bytes are those of all frames, up and down, with their headers.

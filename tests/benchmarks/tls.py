@@ -1,4 +1,4 @@
-"""What certificates and the access list of a site cost: rounds with and without, in turn, and a fleet that comes back.
+"""Cost of certificates and access list: rounds with and without, and reconnection.
 
 Run as `python tls.py FOLDER FIRST COUNT` it is so many boards in one process, which say that they are there.
 """

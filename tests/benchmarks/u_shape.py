@@ -1,4 +1,4 @@
-"""What a round of split VGG-19 spends on its link by cut, activations apart from the model, replayed at 200 m.
+"""Link traffic of a round of split VGG-19, by cut, replayed at 200 m.
 
 Zhang, Ni, Wang count a mini-batch as a round and average every I of them, so that a round bears a share of 1/I of the
 model's way. Deeper cuts exchange fewer activations and larger models: their sum falls, then rises. The real payloads

@@ -1,4 +1,4 @@
-"""What two views of a batch cost a device, beside the step of the layers below the cut, and beside Pillow.
+"""Cost of two augmented views of a batch, beside training step and Pillow.
 
 SemiSFL's devices make a weak and a strong view of every batch. Pictures are of CIFAR's size, the layers are AlexNet's
 five convolutions. Pillow makes the strong view one picture after the other, as many operations, always the same ones.

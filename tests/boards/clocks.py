@@ -1,4 +1,4 @@
-"""The clock that is reported against the clock that a counting loop found, at every step of every recorded board."""
+"""Reported clock against a counting loop, at every clock step of recorded boards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `probe` shows of boards whose files say half of it, or what cannot be: absent, marked as a part, never false."""
+"""`probe` on boards with incomplete or impossible files: absent or partial, never false."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards whose files refuse, lie or are gone: every other figure stays, and each lack is named by its kind."""
+"""Boards with unreadable, false or missing files: other figures stay, causes are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent of one version works with a server of the other: every round with every update, over a real broker."""
+"""Agent and server of different versions complete every round over a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that the version before began: after goes on with it, shows it, replays it, and loses nothing of it."""
+"""Runs begun by an earlier version: resume, show and replay them without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the Debian packages, as far as it is known before they are built; `make fresh` installs them."""
+"""Contents of the Debian packages, checked before they are built."""
 
 from __future__ import annotations
 

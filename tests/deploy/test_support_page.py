@@ -1,4 +1,4 @@
-"""The page of supported systems is the table that decides, and what it says of boards is what was recorded of them."""
+"""SUPPORT.md equals the support table and the records of tested boards."""
 
 from __future__ import annotations
 

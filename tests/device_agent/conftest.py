@@ -1,4 +1,4 @@
-"""A small network's parameters, a task on them, a few examples: made without torch, so that light tests stay light."""
+"""Fixtures without torch: parameters of a small network, a task, a few examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as a device knows it: downloads, split sessions and uploads that a test decides; a smart plug beside it.
+"""Test double of the server as devices see it, and a smart plug.
 
 The plug answers over HTTP as a Shelly does, with watts that somebody else decides. Updates lie in an outbox as a
 trainer leaves them; a split task has a server's half that is no network, but a gradient that follows from features.

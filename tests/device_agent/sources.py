@@ -1,4 +1,4 @@
-"""Power sources that do as they are told, and a board's that was recorded; boards whose clocks can be set.
+"""Test doubles of power sources and boards whose clocks can be set.
 
 Recorded power of a Raspberry Pi 3B+ at full rate, and what a meter that reads it more rarely would have seen. Boards'
 clocks and power modes are files below a folder. Reports such as a board with a power sensor sends, from a seed.

@@ -1,4 +1,4 @@
-"""An agent's file: what is left out has a default, what is wrong is one line that says where and what to do."""
+"""`agent.toml`: defaults of missing keys, and one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites for tests, on memory and virtual time: the real server on a plan in a file, with devices that a test scripts.
+"""Test sites in memory and virtual time: real server, scripted devices.
 
 Several sites of one run: each with a broker in memory, a journal in a list and links to all others.
 """

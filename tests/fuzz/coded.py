@@ -1,4 +1,4 @@
-"""Payloads of the codecs that send leaves in a form of their own: damage to entries, and to what they say."""
+"""Fuzz inputs: codec payloads with damaged entries and contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boards are offered of the agent, and what they may ask a gateway for: manifests, and paths with ranges."""
+"""Fuzz inputs: upgrade manifests, and paths with ranges requested of a gateway."""
 
 from __future__ import annotations
 

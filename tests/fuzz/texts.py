@@ -1,4 +1,4 @@
-"""What a kernel, a tool, a firmware or a meter says: each parser of it, with an answer that it takes."""
+"""Fuzz inputs: outputs of kernel, tools, firmware and meters, by parser."""
 
 from __future__ import annotations
 

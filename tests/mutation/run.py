@@ -1,4 +1,4 @@
-"""Mutate what moves payloads and what waits for them, one change at a time, and list what no test notices.
+"""Mutation tests of transfer and waiting code: list surviving mutants.
 
     python -m tests.mutation.run [SEED] [--list]
 

@@ -1,4 +1,4 @@
-"""Any value of a message type, virtual time, recorded data sets, and rounds of an algorithm without a network between.
+"""Fixtures: message strategies, virtual time, recorded data, rounds without a network.
 
 A message's values follow from its type, so that a field added tomorrow is tested the day it is added.
 """

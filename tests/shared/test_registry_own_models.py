@@ -1,4 +1,4 @@
-"""Builders of the user's own: what a process imports is its operator's choice, whatever a task or a trace names."""
+"""User builders: only those allowed by the operator are imported."""
 
 from __future__ import annotations
 

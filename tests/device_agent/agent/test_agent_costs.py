@@ -1,4 +1,4 @@
-"""What the agent itself adds to a task's cost, in virtual time: fetching, and the watts of the idle board."""
+"""Costs that the agent adds to a task: download, and the idle board's energy."""
 
 from __future__ import annotations
 

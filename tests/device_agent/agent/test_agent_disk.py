@@ -1,4 +1,4 @@
-"""An agent on a disk that is full or read-only: it lives, says so, keeps what waits, and goes on when there is room."""
+"""Agent on a full or read-only disk: it reports, keeps updates and recovers."""
 
 from __future__ import annotations
 

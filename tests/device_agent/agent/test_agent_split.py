@@ -1,4 +1,4 @@
-"""The agent and tasks whose steps go through the server: in virtual time, with a stub trainer that keeps a state."""
+"""Agent and split tasks in virtual time, with a stub trainer."""
 
 from __future__ import annotations
 

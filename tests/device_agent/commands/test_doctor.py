@@ -1,4 +1,4 @@
-"""The doctor as an operator meets it: on this machine, on a recorded board, and as a user who may do little."""
+"""`device-agent doctor` on this machine, on a recorded board, without privileges."""
 
 from __future__ import annotations
 

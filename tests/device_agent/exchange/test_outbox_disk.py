@@ -1,4 +1,4 @@
-"""The outbox where the disk refuses: a clear error, nothing half, and no update that waits is ever given up."""
+"""Outbox on a failing disk: clear error, no partial file, no lost update."""
 
 from __future__ import annotations
 

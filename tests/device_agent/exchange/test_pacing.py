@@ -1,4 +1,4 @@
-"""A sender that keeps to its rate: by the formula, over links of any speed, and as a device's delivery does it."""
+"""Upload pacing: the formula, links of any speed, and delivery by a device."""
 
 from __future__ import annotations
 

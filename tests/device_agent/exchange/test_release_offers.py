@@ -1,4 +1,4 @@
-"""A board's part in rollouts where something is wrong: the offer, what comes, the disk, or the server goes away."""
+"""Faults of a rollout at a board: offer, payload, disk, absent server."""
 
 from __future__ import annotations
 

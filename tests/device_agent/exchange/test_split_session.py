@@ -1,4 +1,4 @@
-"""A device's exchange of one step after the other with a server that answers, forgets, is away, or goes on without."""
+"""Split session exchange with a server that answers, forgets, disconnects or continues."""
 
 from __future__ import annotations
 

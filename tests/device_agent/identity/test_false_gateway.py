@@ -1,4 +1,4 @@
-"""Who passes for a gateway, or breaks off as one: the board tells nobody its secret, changes nothing, says one line.
+"""False gateways: the board reveals no secret, changes nothing, prints one line.
 
 Each is tried as a stranger with a certificate of its own, and as the true gateway whose answers are these.
 """

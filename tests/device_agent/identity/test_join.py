@@ -1,4 +1,4 @@
-"""A board joins over real TLS on loopback: what it tells whom, what stays on its disk, and what a kill leaves."""
+"""Enrolment over real TLS: what is sent, what is stored, kills in between."""
 
 from __future__ import annotations
 

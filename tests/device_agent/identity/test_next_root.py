@@ -1,4 +1,4 @@
-"""A board moves to its site's next root by itself, where the one that it trusts vouches for that, and only there."""
+"""Migration of a board to the next root, only if the trusted one signed it."""
 
 from __future__ import annotations
 

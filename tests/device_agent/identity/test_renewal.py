@@ -1,4 +1,4 @@
-"""A board renews its certificate over real TLS on loopback: when, by what, and what is in use whatever is cut off."""
+"""Certificate renewal over real TLS: schedule, key in use, interruptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hundred boards whose time has come ask one gateway at once, over real TLS, and each ends with a pair of its own."""
+"""A hundred boards renew at one gateway at once, over real TLS."""
 
 from __future__ import annotations
 

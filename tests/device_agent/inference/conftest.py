@@ -1,4 +1,4 @@
-"""Releases to serve, made once for all tests here as a server makes them, and as folders as it exports them."""
+"""Fixtures: releases created as by a server, in exported folders."""
 
 from __future__ import annotations
 

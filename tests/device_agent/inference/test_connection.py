@@ -1,4 +1,4 @@
-"""Connections over a real socket, with a clock that the test moves: limits, order, and peers that do not keep to it."""
+"""HTTP connections over a real socket: limits, order, misbehaving peers."""
 
 from __future__ import annotations
 

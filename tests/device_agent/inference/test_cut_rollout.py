@@ -1,4 +1,4 @@
-"""Releases of networks that are cut: what a rollout brings is served by both halves, and tried out by its lower one."""
+"""Rollout of split releases: both halves serve them, the lower half tries them."""
 
 from __future__ import annotations
 

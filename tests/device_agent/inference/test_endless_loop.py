@@ -1,4 +1,4 @@
-"""A release whose graph loops for ever: it is ended, named in the log, and keeps nothing else from being served."""
+"""Release with an endless graph: ended, named in the log, others keep serving."""
 
 from __future__ import annotations
 

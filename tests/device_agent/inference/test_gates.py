@@ -1,4 +1,4 @@
-"""The gates: what each refuses and how it says so; and their process as a real child, which may die of a model."""
+"""Acceptance gates: refusals and their messages, and the gate process itself."""
 
 from __future__ import annotations
 

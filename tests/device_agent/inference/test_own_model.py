@@ -1,4 +1,4 @@
-"""The model of a device's own, served in place of a release's parameters: only where it fits, and is whole."""
+"""Personal model in place of a release's parameters, only if complete and matching."""
 
 from __future__ import annotations
 

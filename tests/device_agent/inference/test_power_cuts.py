@@ -1,4 +1,4 @@
-"""`kill -9` of the agent at 100 random points of its swaps: a version that works is always there, and it goes on.
+"""`kill -9` of the agent at 100 random points of release swaps.
 
 A process that does nothing else starts each agent by a fork, which costs milliseconds. The agent is killed at a seeded
 number of the calls by which it reads and writes its disk, so that a run can be repeated. That process is this file:

@@ -1,4 +1,4 @@
-"""The inference process as a real child: a client that nobody here wrote, its death, its limits, what is refused."""
+"""Inference process as a real child: foreign client, crash, limits, refusals."""
 
 from __future__ import annotations
 

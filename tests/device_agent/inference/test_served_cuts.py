@@ -1,4 +1,4 @@
-"""`kill -9` of the agent around its swaps: its inference process dies with it, the next one serves a whole version.
+"""`kill -9` of the agent around swaps: its successor serves a complete version.
 
 A process that does nothing else starts each agent by a fork, and becomes the parent of whatever an agent leaves behind.
 The agent is killed at a seeded number of its calls to the disk and to its inference process. Every next one serves at

@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol: JSON and bytes give the same numbers, and what does not fit is told."""
+"""Open Inference Protocol requests: JSON equals binary; invalid ones are refused."""
 
 from __future__ import annotations
 

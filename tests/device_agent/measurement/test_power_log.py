@@ -1,4 +1,4 @@
-"""The log of a power source: when it reads, what it makes of it, and that nobody ever waits for a source."""
+"""Power log: when it samples, what it computes, and that nothing waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a broker whether it serves us: real brokers that do, that do not, and places where there is none."""
+"""Broker reachability check against real brokers that accept, refuse or are absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU of a Jetson: load and clock by JetPack, rail and temperature by the profile's roles, and what is not known."""
+"""Jetson GPU probe: load, clock, rail and temperature, and their absence."""
 
 from __future__ import annotations
 

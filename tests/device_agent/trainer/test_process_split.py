@@ -1,4 +1,4 @@
-"""A split session through the trainer's real pipes: to its end, given up, begun anew, and when either side dies."""
+"""Split session through the trainer's pipes: completion, abort, restart, crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split task in process: what it yields, what it draws, what it leaves, and what of it is no computing."""
+"""Split task in process: results, random draws, state, time spent waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a trainer takes memory for its steps: settings of the process, so a fresh one does a job and is then measured."""
+"""Memory settings of a trainer process, measured in a fresh one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads a network is trained with: the fastest number, kept on the board, found anew after a drift."""
+"""Number of training threads: the fastest, stored, and measured again after drift."""
 
 from __future__ import annotations
 

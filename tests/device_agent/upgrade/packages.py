@@ -1,4 +1,4 @@
-"""Packages as `dpkg-deb` makes them, manifests as a site signs them, boards in a folder, and an agent of four lines."""
+"""Test packages by `dpkg-deb`, signed manifests, board folders, a minimal agent."""
 
 from __future__ import annotations
 

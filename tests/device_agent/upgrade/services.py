@@ -1,4 +1,4 @@
-"""A service whose agent is a shell script of its version: as an object, and as a command with `systemctl`'s words.
+"""Test service whose agent is a shell script; an imitation of `systemctl`.
 
 services.py HOME STATE FOLDER start|stop|show|reset-failed …
 """

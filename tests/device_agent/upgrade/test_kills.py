@@ -1,4 +1,4 @@
-"""A hundred upgrades that are cut off: `kill -9` of updater, agent or both, at moments drawn from a seed."""
+"""A hundred upgrades with `kill -9` of updater or agent at random moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that was taken over tells root what it likes: the record stays readable, and no older version comes."""
+"""Compromised agent: the upgrade record stays readable, downgrades are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upgrades of a board in a folder: real packages, signatures and processes, of which the agent is a shell script."""
+"""Upgrades of a board in a folder, with real packages, signatures and processes."""
 
 from __future__ import annotations
 

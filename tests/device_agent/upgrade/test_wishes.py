@@ -1,4 +1,4 @@
-"""What a board's agent tells root's half of rollouts, and what becomes of that, in virtual time: both halves are real.
+"""Upgrade requests from agent to root updater, in virtual time.
 
 The service is one in memory: it runs the agent's part in rollouts in this process, and the new version's proof is there
 at once. Who begins root's half looks at the wish as systemd's path unit does, and may miss it.

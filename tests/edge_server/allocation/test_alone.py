@@ -1,4 +1,4 @@
-"""What each device would keep with other figures of its own: as deciding once more for every single one finds it."""
+"""Single-device what-if equals deciding again for each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server rollout start --agent` where it cannot begin, or cannot go on: each time it says what to do about it."""
+"""`edge-server rollout start --agent`: refusals and interruptions name the remedy."""
 
 from __future__ import annotations
 

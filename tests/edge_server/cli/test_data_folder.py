@@ -1,4 +1,4 @@
-"""A folder of runs that a newer version wrote in is refused by every command, and not a byte of it changes."""
+"""Run folder of a newer version: every command refuses it and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One member floods a real broker: the server hears the others, answers the flood rarely and keeps little of it."""
+"""A flooding device at a real broker: bounded memory, others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an honest device sends twice, or too late, over a bad link: it is no flood, and its channel stays open."""
+"""Duplicates and late messages of honest devices are not a flood."""
 
 from __future__ import annotations
 

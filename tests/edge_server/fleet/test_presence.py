@@ -1,4 +1,4 @@
-"""Who is there, as a server with an open round takes it: late deaths, and an id that two boards use."""
+"""Presence during an open round: late wills, and one ID on two boards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presence heals: a device whose birth was lost or whose death was false is there again soon after it speaks."""
+"""Presence recovers after a lost birth or a false death."""
 
 from __future__ import annotations
 

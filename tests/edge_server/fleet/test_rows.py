@@ -1,4 +1,4 @@
-"""What the broker says and what the history kept become one row a device, and no figure is made up."""
+"""Device rows join broker state and history; no figure is invented."""
 
 from __future__ import annotations
 

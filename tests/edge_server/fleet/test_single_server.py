@@ -1,4 +1,4 @@
-"""Two servers at one site are found out; one that was there before, however late its last word, is none."""
+"""Two servers at one site are detected; a former server is not one."""
 
 from __future__ import annotations
 

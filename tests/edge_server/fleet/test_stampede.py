@@ -1,4 +1,4 @@
-"""A hundred agents lose their broker at once, in the middle of a round, and come back: what it takes all of them.
+"""A hundred agents reconnect at once in the middle of a round.
 
 `python -m tests.edge_server.fleet.test_stampede AGENTS PROCESSES` prints the figures.
 """

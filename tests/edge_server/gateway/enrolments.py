@@ -1,4 +1,4 @@
-"""A gateway in memory and boards that join it, each with its disk and clock; a CA that issues whatever a test wants.
+"""Test gateway in memory, with boards that join it and a CA.
 
 Power is cut at every step of what a board writes.
 """

@@ -1,4 +1,4 @@
-"""A site with a real mosquitto, and boards that are raw MQTT clients with certificates of its CA; agents' packages.
+"""Test site with a real mosquitto, and raw MQTT clients as boards.
 
 The packages hold next to nothing, and are made as `dpkg-deb` makes them, without it.
 """

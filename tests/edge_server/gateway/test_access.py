@@ -1,4 +1,4 @@
-"""The table of who may say and hear what: a real broker heeds it at every topic, for every account, and no more."""
+"""Broker access table, verified at a real broker for each topic and account."""
 
 from __future__ import annotations
 

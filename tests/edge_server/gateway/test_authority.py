@@ -1,4 +1,4 @@
-"""The authorities of a site: what they sign is good for its purpose alone; names that are no device's get nothing."""
+"""Certificate authorities: key usage of certificates, refused names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What boards fetch from a gateway: by real TLS, a part of a file too, and never so that others cannot join."""
+"""Downloads for boards over real TLS: ranges, limits, fairness to enrolment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The enrolment service over real TLS on loopback: what is no request, what never ends, and too many at once."""
+"""Enrolment service over real TLS: invalid, endless and too many requests."""
 
 from __future__ import annotations
 

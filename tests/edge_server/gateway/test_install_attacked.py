@@ -1,4 +1,4 @@
-"""`install.sh` where the gateway, the disk or the way between is not as it should be: it ends, and says what to do.
+"""`install.sh` with a faulty gateway, disk or network: it ends with the remedy.
 
 The gateway here is a false one with a true certificate, which answers what a test wants, byte by byte.
 """

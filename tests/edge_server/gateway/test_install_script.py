@@ -1,4 +1,4 @@
-"""`install.sh` by dash, at a real enrolment service: what it believes, what it installs, and what it says if it cannot.
+"""`install.sh` in dash against a real enrolment service: trust, installation, errors.
 
 Root's commands (apt, dpkg, systemctl) are small stand-ins that write down what they were asked; on fresh
 systems `make fresh` runs the real ones.

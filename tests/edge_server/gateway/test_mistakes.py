@@ -1,4 +1,4 @@
-"""What operators get wrong at a gateway's commands: a line that names it, a code that means something, no traceback."""
+"""Mistakes at gateway commands: one line, an exit code, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has spent, by hand; runs that end when a budget is spent, live and replayed, and after a restart too."""
+"""Budget accounting, and runs that end when a budget is spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose disk is full goes on where it can, waits where it cannot, and ends at once when told to."""
+"""Server on a full disk: continue, wait or end at once."""
 
 from __future__ import annotations
 

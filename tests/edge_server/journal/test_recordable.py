@@ -1,4 +1,4 @@
-"""No record is journaled that could not be read back: every field of every type, with what JSON cannot say."""
+"""Every journal record can be read back: each field type, and values beyond JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site's history: what was measured can be read back after anything, and the file stays as small as it was told."""
+"""Report history: readable after interruptions, bounded in size."""
 
 from __future__ import annotations
 

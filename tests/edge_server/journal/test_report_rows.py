@@ -1,4 +1,4 @@
-"""A report taken apart and put together again is the report, as far as it can be true and fits."""
+"""Delta encoding of reports: decoding returns the bounded original."""
 
 from __future__ import annotations
 

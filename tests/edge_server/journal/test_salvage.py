@@ -1,4 +1,4 @@
-"""A damaged journal: its records up to the damage are a run as it stood earlier; nothing else is ever read from it."""
+"""Damaged journal: the records before the damage form a valid earlier run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store where the disk refuses: a clear error, nothing half, and the same write works once there is room."""
+"""Run store on a failing disk: clear error, no partial write, recovery."""
 
 from __future__ import annotations
 

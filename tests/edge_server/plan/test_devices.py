@@ -1,4 +1,4 @@
-"""The tables of a plan's devices: what they mean, what they default to, and what is refused with which remedy."""
+"""Plan tables of devices: meaning, defaults, refusals with remedies."""
 
 from __future__ import annotations
 

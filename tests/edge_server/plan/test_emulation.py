@@ -1,4 +1,4 @@
-"""The table `[emulation]`: what of a device's tables an agent on this machine can be held to, and what it cannot."""
+"""Plan table `[emulation]`: limits that a local agent can and cannot emulate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards of a site in memory: the agent's own part in rollouts and its store, with a swap that decides by a rule."""
+"""Test boards in memory for rollouts, with a swap decided by a rule."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rollouts of the agent over a broker in memory, in virtual time: real engine, real half of the agent, real packages,
-real signatures; root's half is a stand-in that keeps the real record by the real transitions, and restarts it."""
+"""Rollouts of agent versions in virtual time, with real packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class names of a release: each output has its own, and a served model answers with the name in the user's file."""
+"""Class names of a release reach the answers of the served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's model as a file: every format gives PyTorch's outputs, and what cannot be written is named in a line."""
+"""Exported models equal PyTorch's outputs in each format; refusals are one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smaller releases: of 8 bits, and with weights that travel as 16; what they cost is measured, told and bounded."""
+"""Reduced releases (int8, float16): measured, reported and bounded loss."""
 
 from __future__ import annotations
 

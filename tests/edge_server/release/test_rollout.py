@@ -1,4 +1,4 @@
-"""Rollouts over a broker in memory, in virtual time: real engine, real exchange and stores, a swap by a rule."""
+"""Rollouts in virtual time: real engine, exchange and stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheapest round there can be, by hand and against what a replay takes; budgets below it are refused at once."""
+"""Lower bound of a round's cost, by hand and against replays."""
 
 from __future__ import annotations
 

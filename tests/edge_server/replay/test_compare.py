@@ -1,4 +1,4 @@
-"""A run and its replay side by side: known gaps come out as they were put in, and what has no pair is said."""
+"""Comparison of a run with its replay: known differences are found."""
 
 from __future__ import annotations
 

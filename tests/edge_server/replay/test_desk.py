@@ -1,4 +1,4 @@
-"""A desk trains jobs of one batch at once where they are alike, and each of them as its device would."""
+"""Batched training of replayed jobs equals training each one alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joules that are predicted are those that a budget is charged; a budget lasts for the rounds of its plan."""
+"""Predicted joules equal charged joules; a budget lasts as planned."""
 
 from __future__ import annotations
 

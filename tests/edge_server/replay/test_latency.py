@@ -1,4 +1,4 @@
-"""What a split round's bytes take over the papers' radio: activations and the model apart, by cut and by dropping."""
+"""Latency of a split round over the papers' radio, by cut and dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of a run whose devices trained on examples of their own, which are not on the machine that replays."""
+"""Replay of a run whose devices' own examples are not on this machine."""
 
 from __future__ import annotations
 

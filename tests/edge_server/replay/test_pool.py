@@ -1,4 +1,4 @@
-"""Who computes: in this process or beside it, the answers are the same, and a death is one clear error."""
+"""Training in this process or in workers: equal results, one error per crash."""
 
 from __future__ import annotations
 

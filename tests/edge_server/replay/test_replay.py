@@ -1,4 +1,4 @@
-"""A replay is a function of its plan: the same bytes every time, the model of the textbook, the plan's seconds."""
+"""Replay is deterministic: same bytes, the textbook's model, the plan's seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of the bandwidth act in a replay: links carry them, rounds keep to the deadline, the record says so."""
+"""Bandwidth shares in a replay: link rates, deadlines and record agree."""
 
 from __future__ import annotations
 

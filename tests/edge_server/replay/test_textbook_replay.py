@@ -1,4 +1,4 @@
-"""A replay's seconds, joules and bytes are those of the textbook, to the last message, over every kind of link."""
+"""Seconds, joules and bytes of a replay equal the textbook's, over each link type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay that may train its cohort at once: the same record every time, and the same model but for rounding."""
+"""Batched replay of a cohort: same record, same model but for rounding."""
 
 from __future__ import annotations
 

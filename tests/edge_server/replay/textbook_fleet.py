@@ -1,4 +1,4 @@
-"""The textbook's devices for a plan, from the tables of its schema; and how far a replay's record is from its figures.
+"""Textbook devices from a plan's tables; distance of a record from them.
 
 Nothing here is the replay's own: draws, Shannon's rate, traces and joules are written down once more, from the plan's
 documentation. Sizes of messages are those of the protocol's encoder, with the figures of the textbook in them.

@@ -1,4 +1,6 @@
-"""FedAvg on virtual time as a textbook has it: t = C / f, E = kappa C f^2 + p t, and bits as the integral of a rate.
+"""Textbook FedAvg in virtual time.
+
+t = C / f, E = kappa C f^2 + p t, and bits are the integral of a rate.
 
 For parameters of one frame, updates of 48 KiB at most, and deadlines that are missed by far.
 """

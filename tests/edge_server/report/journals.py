@@ -1,4 +1,4 @@
-"""Journals of runs that nobody made, of any size: all that a report must show, all that a field trial may hold.
+"""Generated journals of any size, for tests of reports.
 
 Reads a page as a browser would, with the standard library.
 """

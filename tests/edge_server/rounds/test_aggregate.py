@@ -1,4 +1,4 @@
-"""No update of one device spoils the model of all: what is far beyond the round's median is left out, and named."""
+"""Aggregation: outliers beyond the round's median are left out and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's optimizer at work: what it decides is recorded, is what the devices are told, and outlives the server."""
+"""Optimizer decisions: recorded, sent to devices, kept over a restart."""
 
 from __future__ import annotations
 

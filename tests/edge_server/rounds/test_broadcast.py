@@ -1,4 +1,4 @@
-"""One payload to several devices: each gets it whole, and it passes the server once for those that keep up."""
+"""Broadcast of a payload: complete at each device, sent once where possible."""
 
 from __future__ import annotations
 

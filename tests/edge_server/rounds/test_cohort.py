@@ -1,4 +1,4 @@
-"""Who takes part is a function of the seed, the round and who is there; how many must answer, of the plan."""
+"""Cohort selection as a function of seed, round and online devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who drew a run's first weights is in its record, and stays so: on the server, on its devices, and in its replay."""
+"""Source of a run's initial weights: recorded, and kept in resumption and replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal that lost its end: the run goes on from its newest intact state, says what was lost, never begins anew."""
+"""Truncated journal: the run continues from its newest intact state."""
 
 from __future__ import annotations
 

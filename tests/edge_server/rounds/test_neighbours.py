@@ -1,4 +1,4 @@
-"""A site among others: its rounds end with a mixing, its decisions come from all, a restart asks for the same again."""
+"""Run of one site among several: mixing, joint decisions, restart."""
 
 from __future__ import annotations
 

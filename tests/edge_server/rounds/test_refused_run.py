@@ -1,4 +1,4 @@
-"""A run whose every device has refused its task for good ends with code 1; it was tried for ever."""
+"""Run whose devices all refuse their tasks ends with code 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A missed round is done again under its own number, after a pause; none is burned by what goes away by itself."""
+"""Missed rounds are repeated under their number, after a pause."""
 
 from __future__ import annotations
 

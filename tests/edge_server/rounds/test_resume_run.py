@@ -1,4 +1,4 @@
-"""A run that was cut anywhere goes on to the same end: same rounds, same model, nobody trains twice what counted."""
+"""Interrupted run resumes to the same rounds and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that is connected and says nothing costs some deadlines, not every round's; one that speaks is asked on."""
+"""Silent devices cost a few deadlines; responsive ones stay in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds that do not wait: for the slowest of those asked, for one that left, for an update of a round that is over."""
+"""Rounds do not wait for slow devices, lost devices or late updates."""
 
 from __future__ import annotations
 

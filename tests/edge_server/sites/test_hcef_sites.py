@@ -1,4 +1,4 @@
-"""HCEF on two sites in one virtual time: one decides for all, and all together keep to the plan's joules."""
+"""HCEF on two sites in virtual time: one coordinator, one joule budget."""
 
 from __future__ import annotations
 

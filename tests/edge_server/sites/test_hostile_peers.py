@@ -1,4 +1,4 @@
-"""A peer server that means harm: its models, its terms and its figures end no other site's run, and it is named."""
+"""Hostile peer server: other sites' runs continue and name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sites whose link is cut, each with a real broker, one of both in a network namespace. Needs root.
+"""Network partition between two sites with real brokers; needs root.
 
 Each decides round after round, `python -m tests.edge_server.sites.test_partition SITE HOST PORT HOST PORT FOLDER`.
 """

@@ -1,4 +1,4 @@
-"""Joules of a plan are never given away twice, in any order of messages, over both halves of a partition."""
+"""Energy pledges: no joule is granted twice, in any order of messages."""
 
 from __future__ import annotations
 

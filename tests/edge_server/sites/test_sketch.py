@@ -1,4 +1,4 @@
-"""Sketches of models: linear, the same however a model is cut up, and as far apart as the models are."""
+"""Count sketches of models: linear, split-invariant, distance-preserving."""
 
 from __future__ import annotations
 

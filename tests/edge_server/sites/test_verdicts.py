@@ -1,4 +1,4 @@
-"""Both ends of an edge settle it alike whatever is lost, repeated or late between them, or one end knows better."""
+"""Gossip edge: both ends agree despite lost, repeated or late messages."""
 
 from __future__ import annotations
 

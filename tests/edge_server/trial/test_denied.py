@@ -1,4 +1,4 @@
-"""A server at work learns who was revoked from the site's state: their tasks end, and nothing of them is heard."""
+"""Revoked devices lose their tasks and messages at a running server."""
 
 from __future__ import annotations
 

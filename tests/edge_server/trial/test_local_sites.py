@@ -1,4 +1,4 @@
-"""A plan with sites on this machine: brokers, servers and agents of all, a run for each, the bits of its replay."""
+"""Local trial of several sites equals its replay, one run for each."""
 
 from __future__ import annotations
 

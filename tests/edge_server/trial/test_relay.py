@@ -1,4 +1,4 @@
-"""The relay that stands for a link: every byte in order, no sooner than the link lets it pass, and the end of it."""
+"""Link relay: bytes in order, at the link's rate, closed at the end."""
 
 from __future__ import annotations
 

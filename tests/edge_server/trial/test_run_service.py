@@ -1,4 +1,4 @@
-"""`edge-server run` as a service: it begins no plan anew that has ended, and says which run it goes on with."""
+"""`edge-server run` as a service: resumption, and no second run."""
 
 from __future__ import annotations
 

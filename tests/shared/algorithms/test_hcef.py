@@ -1,4 +1,4 @@
-"""HCEF's device half: how many steps it takes, what a skipped one leaves alone, and what it tells of its gradients."""
+"""HCEF device half: number of steps, skipped steps, reported gradients."""
 
 from __future__ import annotations
 

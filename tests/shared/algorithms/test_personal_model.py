@@ -1,4 +1,4 @@
-"""What a device keeps from task to task: never what has diverged, and nothing in the network that its tasks share."""
+"""Personal model between tasks: no diverged weights, nothing shared."""
 
 from __future__ import annotations
 

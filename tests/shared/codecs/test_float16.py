@@ -1,4 +1,4 @@
-"""Half precision on the wire: two bytes a value and one a leaf, nothing overflows, no trust in what comes."""
+"""Float16 codec: exact size, no overflow, hostile payloads refused."""
 
 from __future__ import annotations
 

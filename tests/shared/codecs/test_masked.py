@@ -1,4 +1,4 @@
-"""Zeros left out, alone and over another codec: bytes to the byte, what a mean is over, no trust in what comes."""
+"""Masked codec, alone and chained: exact bytes, means, hostile payloads refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples without labels from every source, and the few labelled ones that a server draws before the rest is dealt."""
+"""Unlabelled examples from every source, and drawn labelled ones of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of users' own that could not be trained are refused before the run, with what to write in their place."""
+"""User networks that cannot be trained are refused with the remedy."""
 
 from __future__ import annotations
 

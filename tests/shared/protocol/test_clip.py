@@ -1,4 +1,4 @@
-"""What a device says of itself, within bounds: entries, text, and no character that a log or a terminal acts on."""
+"""Clipping of device messages: entries, text, control characters."""
 
 from __future__ import annotations
 

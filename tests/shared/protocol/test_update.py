@@ -1,4 +1,4 @@
-"""The one table of updates: what may follow what, what every walk through it keeps, and its record on the disk."""
+"""Update state table: allowed transitions, invariants, record on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heavy imports happen with the collector off; a stand-in for torch says so, in the processes as they are started."""
+"""Heavy imports run without garbage collection."""
 
 from __future__ import annotations
 

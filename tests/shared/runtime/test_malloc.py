@@ -1,4 +1,4 @@
-"""What glibc's allocator keeps and what it maps; asked of a fresh process, since the setting is the process's own."""
+"""glibc malloc settings, observed in a fresh process."""
 
 from __future__ import annotations
 

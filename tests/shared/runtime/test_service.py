@@ -1,4 +1,4 @@
-"""Systemd is told how a process is, by real datagrams; in virtual time, so that hours of pings take none."""
+"""systemd notifications as real datagrams, in virtual time."""
 
 from __future__ import annotations
 

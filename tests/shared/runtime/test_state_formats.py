@@ -1,4 +1,4 @@
-"""Forms of state files in a folder: what is lost with an older version, who may read the file, what is no such file."""
+"""State file formats: downgrade warnings, permissions, unknown files."""
 
 from __future__ import annotations
 

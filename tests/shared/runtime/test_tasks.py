@@ -1,4 +1,4 @@
-"""Tasks beside a block: ended with it, ending it when they fail, and errors that keep their name and cause."""
+"""Background tasks of a block: cancellation, failure, cause of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own layers are used where they spare more than they cost; shapes alone decide, and nothing is imported for it."""
+"""Choice of frozen layers by shape: used only where they save time."""
 
 from __future__ import annotations
 

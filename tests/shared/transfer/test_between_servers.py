@@ -1,4 +1,4 @@
-"""Two servers exchange a payload through the one sender and the one receiver: in virtual time, and as two processes.
+"""Payload exchange of two servers, in virtual time and as processes.
 
 One offers a file and answers; the other asks until it has it, each by
 `python -m tests.shared.transfer.test_between_servers offer|fetch PORT FILE`.

@@ -1,4 +1,4 @@
-"""Frames: what is damaged is noticed, what is insane is refused, and what is lost is asked for until all is here."""
+"""Frames: damage detected, absurd headers refused, losses requested again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device's exchanges beside hostile words: an update going up, a model coming down, steps of a session both ways.
+"""Device exchanges under hostile messages: upload, download, split steps.
 
 What a receiver and a sender make of frames is in `test_hostile`; here those who own them read a topic on which somebody
 else speaks. Every second is virtual.

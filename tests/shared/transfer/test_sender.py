@@ -1,4 +1,4 @@
-"""What a sender cuts from its payload, whatever is asked for: never what does not exist, never more than a window."""
+"""Sender: frames within payload and window for any request."""
 
 from __future__ import annotations
 

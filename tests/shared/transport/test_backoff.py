@@ -1,4 +1,4 @@
-"""Connecting again: soon after a restart, ever more seldom to a broker that does not keep us; stopping at once."""
+"""Reconnection back-off: quick after a restart, slower after refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker does not do of what fieldfleet needs is found by doing it, with the setting to change."""
+"""Broker capability test: each lack is found, with the setting to change."""
 
 from __future__ import annotations
 

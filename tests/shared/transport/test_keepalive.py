@@ -1,4 +1,4 @@
-"""A connection stands for as long as something passes, however long its ping waits behind frames on a slow link."""
+"""Keep-alive: a connection with traffic stays, even if its ping is late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that are counted in a file: a number only grows, and birth and will of one carry the same."""
+"""Session numbers increase; birth and will carry the same one."""
 
 from __future__ import annotations
 

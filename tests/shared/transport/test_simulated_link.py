@@ -1,4 +1,4 @@
-"""A link of given rate and delay, in virtual time, where every second is exact. 1000 bytes at 8 kbit/s take 1 s."""
+"""Simulated link in virtual time: exact rate and delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that a broker accepts and does not deliver, or that cannot be parsed, stop nothing: a session goes on."""
+"""Undeliverable and malformed messages do not stop a session."""
 
 from __future__ import annotations
 

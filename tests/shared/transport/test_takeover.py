@@ -1,4 +1,4 @@
-"""A client id's next connection comes while the one before still ends: the broker keeps to it, and passes all on."""
+"""MQTT session takeover: the new connection receives all messages."""
 
 from __future__ import annotations
 

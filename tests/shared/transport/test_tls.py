@@ -1,4 +1,4 @@
-"""TLS with a real broker: what goes wrong is told with its remedy, and a mended file is taken without a restart."""
+"""TLS errors with a real broker: remedy named, corrected files reloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes through TLS: frames of every size whole and in order, no faster than the broker reads, figures true."""
+"""TLS transfer: frames complete, in order, at the broker's rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MQTT 5 is asked for; where a broker has none, 3.1.1 is spoken, however the broker says so, or does not."""
+"""MQTT 5, with fallback to 3.1.1 however the broker refuses."""
 
 from __future__ import annotations
 

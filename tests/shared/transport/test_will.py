@@ -1,4 +1,4 @@
-"""A process that dies is reported dead by the broker, under the number of the session that it was born with."""
+"""MQTT will of a killed process, with its session number."""
 
 from __future__ import annotations
 

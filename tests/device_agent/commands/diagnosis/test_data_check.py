@@ -1,4 +1,4 @@
-"""The doctor's look at the examples: what no task can read is bad, with the words that the task would fail with."""
+"""Doctor's data check: what a task cannot read is bad, with the task's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor makes of a board's identity: each check from its inputs, and files as they are found and mended."""
+"""Doctor's identity checks, each from its inputs, and repaired files."""
 
 from __future__ import annotations
 

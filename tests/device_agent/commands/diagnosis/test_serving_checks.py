@@ -1,4 +1,4 @@
-"""What the doctor makes of what `[serve]` asks of a board: each check from its inputs alone, and once all together."""
+"""Doctor's serving checks, each from its inputs and all together."""
 
 from __future__ import annotations
 

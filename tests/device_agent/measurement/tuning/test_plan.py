@@ -1,4 +1,4 @@
-"""Steps between the settings of a board: none where nothing differs, in an order the kernel takes, and back again."""
+"""Steps between two board settings: minimal, in a valid order, reversible."""
 
 from __future__ import annotations
 

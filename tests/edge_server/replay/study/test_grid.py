@@ -1,4 +1,4 @@
-"""A study's cells are every combination it says, each a plan that would run by itself; or one error with a line."""
+"""Study grid: all combinations, each a valid plan, or one error with its line."""
 
 from __future__ import annotations
 

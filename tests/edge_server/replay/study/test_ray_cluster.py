@@ -1,4 +1,4 @@
-"""A study on a Ray cluster is the study: by the same command, with the same bytes; without Ray it says what to do."""
+"""Study on a Ray cluster: same bytes as locally; without Ray, the remedy."""
 
 from __future__ import annotations
 

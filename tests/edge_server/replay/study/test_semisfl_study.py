@@ -1,4 +1,4 @@
-"""The studies of SemiSFL: every method told the same, labels at the server alone; a small cell; what is read off."""
+"""SemiSFL studies: equal settings for all methods, one small cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a trace is said in one line that names the place, and nothing of it is used."""
+"""Invalid traces: one line that names the place; nothing is imported."""
 
 from __future__ import annotations
 

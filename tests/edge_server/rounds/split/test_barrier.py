@@ -1,4 +1,4 @@
-"""The barrier by cases, and as a property: whatever comes in whatever order, steps go on, and each counts once."""
+"""Step barrier, by cases and as a property: progress, and no double counting."""
 
 from __future__ import annotations
 

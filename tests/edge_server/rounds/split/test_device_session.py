@@ -1,4 +1,4 @@
-"""A device's life in a split round, by its table: every state with every event, and what parts with what."""
+"""State machine of a device's split session: every state with every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split round on the wire, with devices that do what a test says: recovery, refusals, and who may hold up whom."""
+"""Split round with scripted devices: recovery, refusals, waiting."""
 
 from __future__ import annotations
 

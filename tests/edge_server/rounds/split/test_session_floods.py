@@ -1,4 +1,4 @@
-"""A member of a split session that says too much, or nonsense: the others' steps go on, and it is sent no more."""
+"""Flooding or invalid member of a split session: the others continue."""
 
 from __future__ import annotations
 

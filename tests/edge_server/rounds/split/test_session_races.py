@@ -1,4 +1,4 @@
-"""What devices do while their server waits for the broker's word: no step is spoilt by it, and nobody is starved."""
+"""Races while the server awaits the broker: no step is spoilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process says of its phase is found in its log, however the log is cut while it is written."""
+"""Phase lines are read from logs that are still being written."""
 
 from __future__ import annotations
 

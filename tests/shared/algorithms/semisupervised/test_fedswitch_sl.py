@@ -1,4 +1,4 @@
-"""SemiSFL's terms left out one by one, and who labels switched: what is left is FixMatch, and nothing is projected."""
+"""SemiSFL without single loss terms, and with a switched labeller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses of SemiSFL against loops that read like the paper, and what must hold of them whatever is trained."""
+"""SemiSFL losses against plain loops of the paper, and their properties."""
 
 from __future__ import annotations
 

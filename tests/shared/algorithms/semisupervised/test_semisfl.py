@@ -1,4 +1,4 @@
-"""SemiSFL as a whole: a split step is the uncut one, who gets which gradient, what travels, what a server refuses."""
+"""SemiSFL as a whole: split step equals uncut step; traffic and refusals."""
 
 from __future__ import annotations
 

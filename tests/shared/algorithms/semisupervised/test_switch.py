@@ -1,4 +1,4 @@
-"""Who labels: the divergence of a mean prediction from equal shares, and the side of the threshold that it is on."""
+"""Labeller switch: divergence from the uniform distribution, and threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds with a server optimizer in plain loops: SGD of torch on the devices, numpy of 64 bits at the server."""
+"""Textbook rounds with server optimizers: torch SGD, numpy in 64 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSL's device half: what travels, the mask over the steps, what does not count, and what is kept between rounds."""
+"""FedSL device half: payloads, mask by step, state between rounds."""
 
 from __future__ import annotations
 

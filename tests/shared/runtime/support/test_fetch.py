@@ -1,4 +1,4 @@
-"""Wheels come whole and with the right hash, from folders and from an index over real HTTP that cuts connections."""
+"""Wheel downloads: complete and verified, from folders and interrupted HTTP."""
 
 from __future__ import annotations
 
