@@ -8,6 +8,7 @@ from shared.models.autoencoder import autoencoder
 from shared.models.base import Model
 from shared.models.cnn import cnn
 from shared.models.cnn1d import cnn1d
+from shared.models.conv_autoencoder import conv_autoencoder
 from shared.models.ds_cnn import ds_cnn
 from shared.models.gru import gru
 from shared.models.lenet import lenet
@@ -28,6 +29,7 @@ MODELS: Registry[Callable[..., Model]] = Registry(
         "autoencoder": autoencoder,
         "cnn": cnn,
         "cnn1d": cnn1d,
+        "conv_autoencoder": conv_autoencoder,
         "ds_cnn": ds_cnn,
         "gru": gru,
         "lenet": lenet,

@@ -87,6 +87,13 @@ def draw_vectors(random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs
 
 
+def draw_stripes(random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images of smooth waves, to reconstruct."""
+    phases = torch.rand(32, 1, 1, generator=random) * 6 + torch.arange(16)[None, :, None] / 4
+    inputs = (torch.sin(phases) + torch.zeros(16))[:, None]
+    return inputs, inputs
+
+
 def draw_pictures(random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images of two colours, which are their classes."""
     inputs, labels = torch.randn(16, 3, 32, 32, generator=random), torch.arange(16) % 2
@@ -100,6 +107,7 @@ LEARNED = {
     "unet": ({"side": 16, "width": 4, "depth": 2}, "segmentation", draw_images, 0.3),
     "ds_cnn": ({"width": 16, "blocks": 2, "classes": 5}, "classification", draw_spoken, 1.0),
     "autoencoder": ({"features": 16}, "anomaly", draw_vectors, 0.1),
+    "conv_autoencoder": ({"side": 16, "width": 16, "code": 8}, "anomaly", draw_stripes, 0.2),
     "mobilenet_v3_small": ({"side": 32, "width": 0.25, "classes": 2}, "classification", draw_pictures, 0.1),
 }
 

@@ -20,6 +20,7 @@ SMALL = {
     "autoencoder": ({"features": 2, "steps": 3, "channels": 2, "hidden": 5, "code": 3}, (3, 2, 3, 2)),
     "cnn": ({"channels": 3, "side": 8, "width": 2, "hidden": 5, "classes": 4}, (3, 3, 8, 8)),
     "cnn1d": ({"channels": 2, "window": 12, "width": 3, "hidden": 5, "classes": 4}, (3, 2, 12)),
+    "conv_autoencoder": ({"channels": 2, "side": 8, "width": 3, "code": 2}, (3, 2, 8, 8)),
     "ds_cnn": ({"channels": 2, "frames": 9, "coefficients": 4, "width": 3, "blocks": 2, "classes": 4}, (3, 2, 9, 4)),
     "gru": ({"steps": 5, "features": 3, "hidden": 4, "layers": 2, "outputs": 4}, (3, 5, 3)),
     "lenet": ({"channels": 2, "side": 14, "width": 3, "classes": 4}, (3, 2, 14, 14)),
@@ -40,6 +41,7 @@ SMALL = {
 OUTPUTS = {
     "autoencoder": (64,),
     "cnn1d": (6,),
+    "conv_autoencoder": (1, 32, 32),
     "ds_cnn": (12,),
     "gru": (1,),
     "mobilenet_v3_small": (1000,),
@@ -49,7 +51,7 @@ OUTPUTS = {
     "unet": (2, 64, 64),
 }
 """Of the defaults, where they are not 10."""
-SMALL_OUTPUTS = {"autoencoder": (2, 3, 2), "unet": (4, 16, 16)}
+SMALL_OUTPUTS = {"autoencoder": (2, 3, 2), "conv_autoencoder": (2, 8, 8), "unet": (4, 16, 16)}
 DECLARED = {"side", "frames", "steps", "coefficients"}
 """Options of some networks that change their declared example alone."""
 
@@ -145,6 +147,7 @@ def test_a_chain_refuses_cuts_that_are_none(cuts):
         ("alexnet", {"side": 7}),
         ("alexnet", {"dropout": 2.0}),
         ("autoencoder", {"code": 0}),
+        ("conv_autoencoder", {"side": 30}),
         ("ds_cnn", {"coefficients": 1}),
         ("gru", {"layers": 0}),
         ("mobilenet_v3_small", {"width": 0.0}),
