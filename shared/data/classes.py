@@ -14,8 +14,6 @@ from pathlib import Path
 import msgspec
 
 from shared.data.name_text import describe_invisible, find_lookalikes, normalise_name, show_name
-from shared.data.sources.csv_lines import read_labels, split_paths
-from shared.data.sources.npz_names import read_class_names
 from shared.data.spec import EVALUATE_ON_DEVICES, Data
 from shared.errors import ConfigError, describe_cause
 from shared.protocol.messages import MAX_CLASSES
@@ -58,7 +56,7 @@ def class_names(spec: Data) -> tuple[str, ...] | None:
         return ()
     readers: Mapping[str, Callable[[Data], set[str]]] = {
         "csv": _labels_in_table,
-        "npz": lambda spec: read_class_names(Path(spec.path)),
+        "npz": _labels_in_arrays,
         "sqlite": _labels_in_databases,
     }
     if spec.source not in readers:
@@ -70,6 +68,8 @@ def class_names(spec: Data) -> tuple[str, ...] | None:
 
 def _labels_in_table(spec: Data) -> set[str]:
     """Collect the labels of both splits."""
+    from shared.data.sources.csv_lines import read_labels, split_paths  # noqa: PLC0415 - for such files alone
+
     path, sibling = split_paths(spec)
     labels = set[str]()
     for table in filter(None, (path, sibling)):
@@ -80,9 +80,16 @@ def _labels_in_table(spec: Data) -> set[str]:
     return labels
 
 
+def _labels_in_arrays(spec: Data) -> set[str]:
+    from shared.data.sources.npz_names import read_class_names  # noqa: PLC0415 - as above
+
+    return read_class_names(Path(spec.path))
+
+
 def _labels_in_databases(spec: Data) -> set[str]:
     """Collect the labels of both splits."""
-    from shared.data.sources.sqlite_rows import read_label_names  # noqa: PLC0415 - sqlite3, for such files alone
+    from shared.data.sources.csv_lines import split_paths  # noqa: PLC0415 - as above
+    from shared.data.sources.sqlite_rows import read_label_names  # noqa: PLC0415 - as above
 
     labels = set[str]()
     for path in filter(None, split_paths(spec, ".sqlite")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 import zlib
@@ -13,9 +12,6 @@ from typing import IO
 import msgspec
 
 from shared.data.formats import Mel
-from shared.data.sources.columns import find_columns
-from shared.data.sources.csv_lines import read_lines, require_file, split_paths
-from shared.data.sources.npz_names import DAMAGE, read_array_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.inputs import BYTE_SCALE, MAX_EXTENTS, MAX_FEATURE_CHARS, MAX_FEATURES, Inputs
@@ -65,6 +61,8 @@ def _describe_features(spec: Data) -> Inputs:
 
 
 def _read_table_inputs(spec: Data) -> Inputs:
+    from shared.data.sources.columns import find_columns  # noqa: PLC0415 - for such files alone
+
     path, header = _read_header(spec)
     names = tuple(header[at] for at in find_columns(header, path, spec).features)
     shape = (len(names), spec.window.length) if spec.window else (len(names),)
@@ -73,6 +71,8 @@ def _read_table_inputs(spec: Data) -> Inputs:
 
 
 def _read_header(spec: Data) -> tuple[Path, list[str]]:
+    from shared.data.sources.csv_lines import read_lines, split_paths  # noqa: PLC0415 - as above
+
     if spec.source == "csv":
         path, _ = split_paths(spec)
         return path, next(iter(read_lines(path, spec)), (0, []))[1]
@@ -89,6 +89,8 @@ def _read_idx_inputs(spec: Data) -> Inputs:
     if path is None:
         return Inputs()
     try:
+        import gzip  # noqa: PLC0415 - as above
+
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             _, kind, dimensions = struct.unpack(">HBB", file.read(4))
             extents = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
@@ -99,6 +101,9 @@ def _read_idx_inputs(spec: Data) -> Inputs:
 
 def _read_npz_inputs(spec: Data) -> Inputs:
     import zipfile  # noqa: PLC0415 - a third of a megabyte, for such files alone
+
+    from shared.data.sources.csv_lines import require_file  # noqa: PLC0415 - as above
+    from shared.data.sources.npz_names import DAMAGE  # noqa: PLC0415 - as above
 
     path = Path(spec.path)
     require_file(path)
@@ -116,6 +121,8 @@ def _read_npz_inputs(spec: Data) -> Inputs:
 
 
 def _read_array_inputs(stream: IO[bytes], *, is_signal: bool) -> Inputs:
+    from shared.data.sources.npz_names import read_array_header  # noqa: PLC0415 - as above
+
     header = read_array_header(stream)
     if header is None:
         return Inputs()
