@@ -24,7 +24,7 @@ from typing import Any
 from device_agent.upgrade.record import UpgradeRecord
 from tests.device_agent.upgrade.packages import AGENTS, UpgradeBoard
 
-CALLS = ("fsync", "sync", "rename", "replace", "symlink", "unlink", "mkdir", "killpg")
+CALLS = ("fsync", "fdatasync", "sync", "rename", "replace", "symlink", "unlink", "mkdir", "killpg")
 POINTS = 130
 """Moments of a whole upgrade, about: before and after each of these calls."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -143,7 +143,7 @@ def arm(board: UpgradeBoard, cut: str, moment: int) -> None:
 
     true_kill = os.killpg
     for name in CALLS:
-        call = (lambda *_: None) if name in ("fsync", "sync") else getattr(os, name)  # SIGKILL loses no page
+        call = (lambda *_: None) if name.endswith("sync") else getattr(os, name)  # SIGKILL loses no page
         setattr(os, name, counted(call))
 
 
