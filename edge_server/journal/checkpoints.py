@@ -172,8 +172,10 @@ class SqliteStore(SqliteJournal):
     _metric = ACCURACY
     _best: tuple[float, int] | None = None
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
-        super().extend(records, payloads)
+    def extend(
+        self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}, *, may_wait: bool = False
+    ) -> None:
+        super().extend(records, payloads, may_wait=may_wait)
         for record in records:
             if isinstance(record, Rewound | Measured):
                 self._run = None  # the best round may be void, and the inputs be measured: look again

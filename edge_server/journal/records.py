@@ -366,11 +366,14 @@ class Journal(Protocol):
         """Add a record durably. Raises Unwritable, and then it is not added."""
         ...
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
+    def extend(
+        self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}, *, may_wait: bool = False
+    ) -> None:
         """Add all records or, raising Unwritable, none.
 
         Args:
             payloads: Small payloads of these updates, by the names under which they are read.
+            may_wait: Whether they may wait a moment for the next write, which is never written without them.
         """
         ...
 

@@ -11,16 +11,17 @@ import os
 import sqlite3
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from edge_server.journal.disk import RETRY_S, file_identity, read_only_uri, translate_sql_errors
+from edge_server.journal.log_copier import LogCopier
 from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
 from edge_server.journal.stream import INDEX, RecordStream, Row, row_mark
@@ -133,6 +134,22 @@ def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
     return path
 
 
+@dataclass
+class _Write:
+    """What one call adds.
+
+    Attributes:
+        may_wait: Whether it is deferred until the next write.
+        error: Why it was not written.
+    """
+
+    bodies: Sequence[bytes]
+    payloads: Mapping[str, bytes]
+    may_wait: bool
+    ends_run: bool
+    error: Exception | None = None
+
+
 class SqliteJournal:
     """Journal in a run's folder. May be used from several threads, one call at a time."""
 
@@ -151,8 +168,8 @@ class SqliteJournal:
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
         self._path = folder / JOURNAL
         self._lock, self.durable = threading.RLock(), durable
-        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-        self._checkpoint: Future[None] | None = None
+        self._waiting = deque[_Write]()
+        self._copier = LogCopier(self._commit_waiting)
         try:
             self._open()
         except CorruptFile as error:
@@ -163,7 +180,7 @@ class SqliteJournal:
         path = self.folder / JOURNAL
         with translate_sql_errors(path):
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._second = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._copier.connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             with translate_sql_errors(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -181,54 +198,83 @@ class SqliteJournal:
                 self._connection.execute("ROLLBACK")
                 _check(path, self._connection)
                 self._has_index = _has_index(self._connection)
-                self._second.execute(TABLE_SQL).fetchone()  # opens the log, which may be deleted later
-            self.records().verify()
+                self._copier.connection.execute(TABLE_SQL).fetchone()  # opens the log, which may be deleted later
+            self._read_written().verify()
             self._identity = file_identity(path)
         except BaseException:
             self._disconnect()
             raise
 
     def _disconnect(self) -> None:
-        self._second.close()
+        if self._copier.connection:
+            self._copier.connection.close()
         self._connection.close()  # the last connection deletes the log
 
     def append(self, record: AnyRecord) -> None:
         """Add a record durably; see `extend`."""
         self.extend((record,))
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
-        """Add all records durably in one transaction, or none.
+    def extend(
+        self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}, *, may_wait: bool = False
+    ) -> None:
+        """Add all records durably in one transaction, or none; calls of several threads share one.
 
         Payloads are part of it; without durability they are files, as larger ones are.
-        Soon after a round the database file alone holds all records, so it can be copied. This checkpoint takes two
-        more disk waits, which the next round does not wait for.
+        Soon after a round the database file alone holds all records, so it can be copied.
+
+        Args:
+            may_wait: Whether to write the records with the next ones, or in `log_copier.PAUSE_S`.
         """
-        with self._lock, translate_sql_errors(self._path):
-            self._restore_deleted()
-            [before] = self._connection.execute(LAST).fetchone() or [0]
-            self._connection.execute("BEGIN")
-            try:
-                self._connection.executemany(INSERT, marked_rows(records, before, encode))
-                self._write_payloads(payloads)
-                if self.durable and any(isinstance(record, RunClosed) for record in records):
-                    self._connection.execute("DELETE FROM payloads")
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-            if self.durable and any(isinstance(record, RunOpened | RoundClosed | RunClosed) for record in records):
-                self._checkpoint = self._beside.submit(_copy_log, self._second)
-        if any(isinstance(record, RunOpened | RunClosed) for record in records):
+        kinds, bodies = {type(record) for record in records}, [encode(record) for record in records]
+        write = _Write(bodies, payloads, may_wait=may_wait and self.durable, ends_run=RunClosed in kinds)
+        self._waiting.append(write)
+        if self.durable and not kinds.isdisjoint((RunOpened, RoundClosed, RunClosed)):
+            self._copier.schedule()
+        if write.may_wait:
+            return
+        self._commit_waiting()
+        if write.error:
+            raise write.error
+        if not kinds.isdisjoint((RunOpened, RunClosed)):
             self.settle()
 
-    def _write_payloads(self, payloads: Mapping[str, bytes]) -> None:
-        if self.durable:
-            self._connection.executemany(PUT_PAYLOAD, payloads.items())
-        elif payloads:
-            with explain_disk_errors(self.updates):
-                self.updates.mkdir(parents=True, exist_ok=True)
-                for name, content in payloads.items():
-                    (self.updates / name).write_bytes(content)
+    def _commit_waiting(self) -> None:
+        """Write what all threads have to write; after an error, deferred records stay for the next call."""
+        with self._lock:
+            writes = list[_Write]()
+            while self._waiting:
+                writes.append(self._waiting.popleft())
+            if not writes:
+                return
+            try:
+                with translate_sql_errors(self._path):
+                    self._restore_deleted()
+                    self._write(writes)
+            except Exception as error:  # noqa: BLE001 - raised by each writer
+                for write in writes:
+                    write.error = error
+                self._waiting.extendleft(write for write in reversed(writes) if write.may_wait)
+
+    def _write(self, writes: Sequence[_Write]) -> None:
+        [before] = self._connection.execute(LAST).fetchone() or [0]
+        bodies = [body for write in writes for body in write.bodies]
+        payloads = {name: content for write in writes for name, content in write.payloads.items()}
+        self._connection.execute("BEGIN")
+        try:
+            self._connection.executemany(INSERT, marked_rows(bodies, before, bytes))
+            if self.durable:
+                self._connection.executemany(PUT_PAYLOAD, payloads.items())
+                if any(write.ends_run for write in writes):
+                    self._connection.execute("DELETE FROM payloads")
+            elif payloads:
+                with explain_disk_errors(self.updates):
+                    self.updates.mkdir(parents=True, exist_ok=True)
+                    for name, content in payloads.items():
+                        (self.updates / name).write_bytes(content)
+            self._connection.execute("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def read_payload(self, name: str, transfer: Transfer) -> memoryview:
         """Return an accepted update's payload; that of a file is not verified.
@@ -246,8 +292,7 @@ class SqliteJournal:
 
     def settle(self) -> None:
         """Wait until the database file alone holds all records up to the last closed round."""
-        if taking_over := self._checkpoint:
-            taking_over.result()
+        self._copier.settle()
 
     def _restore_deleted(self) -> None:
         """Rewrite the journal if its file was deleted: the open database still has every record."""
@@ -256,21 +301,24 @@ class SqliteJournal:
             return
         if identity:
             raise ConfigError(f"{path} was replaced by another file during its run; restart the server")
-        records = self.records()
-        with explain_disk_errors(path):
+        records = self._read_written()
+        with explain_disk_errors(path), self._copier.copying:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = _write_beside(path, records)
-            self.settle()
             self._disconnect()  # deletes the log, which must not be applied
             path.with_name(f"{JOURNAL}-wal").unlink(missing_ok=True)
             path.with_name(f"{JOURNAL}-shm").unlink(missing_ok=True)
             partial.replace(path)
             sync(self.folder)
-        self._open()
+            self._open()
         log.error("%s was deleted during its run; restored with all its %d records", path, len(records))
 
     def records(self, after: int = 0) -> RecordStream:
         """Return the records so far without the first `after`; they can be read even after the journal is closed."""
+        self._commit_waiting()
+        return self._read_written(after)
+
+    def _read_written(self, after: int = 0) -> RecordStream:
         with self._lock, translate_sql_errors(self._path):
             [[until]] = self._connection.execute(COUNT).fetchall()
         return RecordStream(self._path, self._fetch, until, self._has_index, after)
@@ -291,16 +339,10 @@ class SqliteJournal:
 
     def close(self) -> None:
         """Close the database after pending writes."""
+        self._commit_waiting()
+        self._copier.close()
         with self._lock:
-            self.settle()
             self._disconnect()
-            self._beside.shutdown()
-
-
-def _copy_log(connection: sqlite3.Connection) -> None:
-    """Copy the log into the database while others may write."""
-    with suppress(sqlite3.Error):  # the records are safe in the log; a full disk is told with the next one
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def _fetch(

@@ -445,8 +445,10 @@ class ReportingStore(SqliteStore):
         super().__init__(folder, durable=False, updates=updates)
         self._clock, self._tell = clock, tell
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
-        super().extend(records, payloads)
+    def extend(
+        self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}, *, may_wait: bool = False
+    ) -> None:
+        super().extend(records, payloads, may_wait=may_wait)
         if self._tell:
             for record in records:
                 self._tell(record, self._clock())

@@ -115,7 +115,9 @@ class Rounds:
         figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log_phase(log, "closing", run=self.run.name, round=number)
-        await self.run.record(closed)
+        # After a crash the round is closed again, with the same bits: from the stored updates, unless it is split.
+        may_wait = split is None and self.neighbours is None
+        await self.run.persist(self.run.store.extend, [closed], may_wait=may_wait)
         return state, closed
 
     async def _open_split(

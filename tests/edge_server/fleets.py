@@ -255,9 +255,11 @@ class Stopping(SqliteStore):
         self.at = at
         self.victim = asyncio.current_task()
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}) -> None:
+    def extend(
+        self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = {}, *, may_wait: bool = False
+    ) -> None:
         """Add records; perhaps one was the last."""
-        super().extend(records, payloads)
+        super().extend(records, payloads, may_wait=may_wait)
         for record in records:
             self._stop_at(record)
 

@@ -150,8 +150,8 @@ def refusing(disk, store: SqliteStore):
     """Return an `extend` that fills the disk once the second update of a round is recorded."""
     extend, came = store.extend, []
 
-    def after(records, *payloads) -> None:
-        extend(records, *payloads)
+    def after(records, *payloads, **options) -> None:
+        extend(records, *payloads, **options)
         came.extend(record for record in records if isinstance(record, UpdateAccepted))
         if len(came) == 2:
             store.extend = extend

@@ -33,7 +33,7 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.rounds.check_plan import load
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError, CorruptFile, Unrecordable
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from shared.protocol.payload import digest
@@ -293,3 +293,47 @@ def test_a_small_payload_is_stored_with_its_record_until_the_run_ends(tmp_path, 
     store.close()
     if durable:
         assert not any(data[:100] in path.read_bytes() for path in tmp_path.rglob("*.*") for data in contents)
+
+
+def test_records_that_may_wait_are_written_with_the_next_ones(tmp_path):
+    """At the latest when the log is copied; this process reads them at once."""
+    store = SqliteStore(tmp_path)
+    closed = [closing(number) for number in (1, 2, 3)]
+    store.extend(closed[:1], may_wait=True)
+    store.append(closed[1])
+    assert read_records(tmp_path) == closed[:2]
+    store.extend(closed[2:], may_wait=True)
+    assert store.records() == closed
+    store.extend([closing(4)], may_wait=True)
+    store.settle()
+    assert read_records(tmp_path) == [*closed, closing(4)]
+    store.extend([closing(5)], may_wait=True)
+    store.close()
+    assert read_records(tmp_path) == [*closed, closing(4), closing(5)]
+
+
+def test_many_threads_write_at_once(tmp_path):
+    """Each call returns after its records are written, in its order; one that cannot be recorded harms no other."""
+    store, refused = SqliteStore(tmp_path), list[int]()
+
+    def write(thread: int) -> None:
+        for number in range(20):
+            seconds = float("nan") if (thread, number) == (3, 7) else 1.0
+            record = RoundClosed(round=100 * thread + number, outcome="missed", arrived=(), seconds=seconds)
+            try:
+                store.append(record)
+            except Unrecordable:
+                refused.append(record.round)
+            else:
+                assert record in list(read_records(tmp_path))
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rounds = [record.round for record in store.records()]
+    assert refused == [307]
+    assert sorted(rounds) == sorted({100 * thread + number for thread in range(8) for number in range(20)} - {307})
+    assert all(rounds.index(one) < rounds.index(one + 1) for one in rounds if one % 100 < 19 and one not in (306, 307))
+    store.close()

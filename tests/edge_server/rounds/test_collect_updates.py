@@ -348,13 +348,13 @@ def test_an_update_that_cannot_be_recorded_is_refused_without_those_of_its_trans
         async with site(tmp_path, rounds=1, cohort=f"min_devices = {len(devices)}") as here:
             sizes, extend = list[int](), here.store.extend
 
-            def refuse_device_5(records, *payloads) -> None:
+            def refuse_device_5(records, *payloads, **options) -> None:
                 updates = [record.device for record in records if isinstance(record, UpdateAccepted)]
                 if updates:
                     sizes.append(len(updates))
                 if devices[5] in updates:
                     raise Unrecordable("UpdateAccepted cannot be recorded")
-                extend(records, *payloads)
+                extend(records, *payloads, **options)
 
             async def wait_for_disk(function, /, *args, **kwargs):
                 await asyncio.sleep(0.02)
