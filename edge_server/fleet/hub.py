@@ -113,9 +113,7 @@ class Server:
         serving = [splitting.serve(self.reachable)] if splitting else []
         with self.rounds.open(gather, tasks, outgoing, splitting):
             async with background(*(payload.run() for payload in outgoing), gather.watch(), *serving):
-                for device in tasks:
-                    if not await self.sender.send(device):
-                        self.sender.schedule(device)
+                await self.sender.send_all(list(tasks))
                 yield
 
     async def reachable(self) -> bool:

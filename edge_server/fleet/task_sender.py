@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ CONNECT_S = 3.0
 """Seconds of waiting for the broker that are not worth a log message."""
 GIVE_AGAIN_S, GIVE_LAST_S = 0.1, 30.0
 """Seconds between tries to send a task, at first and at most."""
+MOST_AT_ONCE = 16
+"""Tasks whose acknowledgement by the broker is awaited at once: below its usual limit of 20 messages in flight."""
 
 
 @dataclass
@@ -49,6 +52,14 @@ class TaskSender:
         log.warning("waiting for the broker; no deadline runs meanwhile")
         await self.broker.wait()
         return False
+
+    async def send_all(self, devices: Sequence[str]) -> None:
+        """Send devices their tasks, several at once; where the broker is unreachable, in the background."""
+        for start in range(0, len(devices), MOST_AT_ONCE):
+            group = devices[start : start + MOST_AT_ONCE]
+            for device, is_sent in zip(group, await asyncio.gather(*map(self.send, group)), strict=True):
+                if not is_sent:
+                    self.schedule(device)
 
     async def send(self, device: str) -> bool:
         """Send a device its task unless it is done; return false if the broker is unreachable."""

@@ -115,10 +115,16 @@ class Rounds:
         figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log_phase(log, "closing", run=self.run.name, round=number)
-        # After a crash the round is closed again, with the same bits: from the stored updates, unless it is split.
-        may_wait = split is None and self.neighbours is None
-        await self.run.persist(self.run.store.extend, [closed], may_wait=may_wait)
+        await self._record_end(closed, may_wait=not split)
         return state, closed
+
+    async def _record_end(self, closed: RoundClosed, *, may_wait: bool) -> None:
+        """Record a round's end, with the next opening if it may wait.
+
+        After a crash such a round is closed again from its stored updates, with the same bits.
+        """
+        may_wait = may_wait and self.neighbours is None
+        await self.run.persist(self.run.store.extend, [closed], may_wait=may_wait)
 
     async def _open_split(
         self, run: ActiveRun, number: int, state: State, assignments: Mapping[str, Assignment]
