@@ -475,14 +475,20 @@ def summarise_run(run: StoredRun) -> RunSummary:
 def _last_value(records: Sequence[AnyRecord], metric: ComparedMetric) -> float | None:
     """Return the last value on personal models; without any, on the server's test data, else on devices' examples."""
     evaluations = partial(valid_records, records, Evaluated, newest_first=True)
-    rounds = partial(valid_records, records, RoundClosed, newest_first=True)
-    by_preference = (
-        (devices_value(record, metric) for record in evaluations() if record.personal),
-        (server_value(record, metric) for record in rounds()),
-        (devices_value(record, metric) for record in evaluations()),
-        (devices_value(record, metric) for record in rounds()),
-    )
-    return next((value for value in chain.from_iterable(by_preference) if value is not None), None)
+    values = (devices_value(record, metric) for record in evaluations() if record.personal)
+    if (value := _first_known(values)) is not None:
+        return value
+    of_rounds = None
+    for record in valid_records(records, RoundClosed, newest_first=True):
+        if (value := server_value(record, metric)) is not None:
+            return value
+        of_rounds = devices_value(record, metric) if of_rounds is None else of_rounds
+    value = _first_known(devices_value(record, metric) for record in evaluations())
+    return of_rounds if value is None else value
+
+
+def _first_known(values: Iterable[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
 def outcome_of(run: StoredRun) -> str:
