@@ -1,4 +1,4 @@
-"""Copy of the write-ahead log into the database soon after a round, beside the writers."""
+"""Checkpoint of the SQLite write-ahead log after each round, in a background thread."""
 
 from __future__ import annotations
 

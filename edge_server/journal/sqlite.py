@@ -136,7 +136,7 @@ def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
 
 @dataclass
 class _Write:
-    """What one call adds.
+    """Records and payloads of one call of `extend`.
 
     Attributes:
         may_wait: Whether it is deferred until the next write.

@@ -178,7 +178,7 @@ def columns(table: str) -> tuple[str, ...]:
 
 
 def is_cost_column(column: str) -> bool:
-    """Return whether a column belongs to a figure of a task's cost."""
+    """Return true if a column belongs to a figure of a task's cost."""
     return any(column.removesuffix(f"_{part}") in Cost.__struct_fields__ for part in PROVENANCE)
 
 

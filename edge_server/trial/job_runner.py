@@ -156,7 +156,7 @@ class JobRunner:
         return "" if job.run or plan.sites or len(online) >= least else f"{len(online)} of {least} devices are online"
 
     def _has_waited(self, job: QueuedJob) -> bool:
-        """Return whether a job had its turn for `cohort.wait_s`, and its devices did not come."""
+        """Return true if a job has waited for its devices for `cohort.wait_s` in vain."""
         since = self._waiting_since.get(job.number)
         return since is not None and asyncio.get_running_loop().time() - since >= job.plan.cohort.wait_s
 

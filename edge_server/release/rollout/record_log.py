@@ -29,7 +29,7 @@ class RecordLog:
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
 
     def add(self, record: AnyRolloutRecord) -> None:
-        """Have a record written with the next ones."""
+        """Add a record, which the next write stores."""
         self._pending.append(record)
         self.changed.set()
 
