@@ -16,7 +16,7 @@ MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv with everything in it, and a broker
+setup: $(READY) ## Create .venv with all dependencies; install a broker
 	@:
 
 $(READY): pyproject.toml constraints.txt deploy/setup.sh $(MOVED)
@@ -28,24 +28,24 @@ demo: setup ## Train a small network with four agents and a broker on this machi
 test: setup ## Run the tests
 	@$(TEST)
 
-check: setup ## Run all that must pass before a change lands: format, lint, types, import rules, tests
+check: setup ## Run all checks that a change must pass: format, lint, types, import rules, tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(TEST)
 
-fix: setup ## Format, mend what ruff can mend by itself, write the three REFERENCE.md anew
+fix: setup ## Format, apply fixes of ruff, regenerate the three REFERENCE.md
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/edge-server plan schema --format markdown > .reference && mv .reference edge_server/plan/REFERENCE.md
 	@$(BIN)/edge-server config schema --format markdown > .reference && mv .reference edge_server/REFERENCE.md
 	@$(BIN)/device-agent config schema --format markdown > .reference && mv .reference device_agent/REFERENCE.md
 
-chaos: setup ## Kill processes of a live run, 200 times, and show that nothing is lost; KILLS=... SEED=...
+chaos: setup ## Kill processes of a live run 200 times and check that nothing is lost; KILLS=... SEED=...
 	@$(BIN)/edge-server chaos deploy/plans/demo.toml --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
 
-compat: setup ## Show that an earlier version's runs go on here, and that it talks with this one; BEFORE=<commit>
+compat: setup ## Check that runs of an earlier version resume and that both versions interoperate; BEFORE=<commit>
 	@BEFORE=$(BEFORE) $(TEST) tests/compat
 
 deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, into build/deb; ARCH=... for one
@@ -73,20 +73,20 @@ arm: setup ## Install the agent on an emulated ARM board, compare first weights,
 examples: setup ## Run every command of the three complete examples, and an interrupted Flower app
 	@EXAMPLES=all $(BIN)/python -m pytest -q -rs tests/test_examples.py tests/test_flower_app.py
 
-resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
+resume: setup ## Measure the bytes that interruptions add to a transfer; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)
 
-bench: setup ## Measure; NAME=... for one benchmark, QUICK=1 for the smallest size of each, JSON=... for a file of rows
+bench: setup ## Measure speed and memory; NAME=... for one benchmark, QUICK=1 for the smallest size of each, JSON=... for a file of rows
 	@$(BIN)/python tests/benchmarks/run.py $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON)) $(NAME)
 
-fuzz: setup ## Fuzz what reads foreign bytes, a million times each; NAME=... for one reader, RUNS=... or SECONDS=... each
+fuzz: setup ## Fuzz each parser of untrusted input with a million inputs; NAME=... for one parser, RUNS=... or SECONDS=... each
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	@RUNS=$(RUNS) SECONDS=$(SECONDS) $(BIN)/python -m tests.fuzz.run $(NAME)
 
-trees: setup ## Spoil recorded boards, ten thousand times by seeds, and show that no probe crashes, hangs or invents; TREES=... SEED=...
+trees: setup ## Mutate recorded boards ten thousand times; check that no probe crashes, hangs or invents values; TREES=... SEED=...
 	@TREES=$(or $(TREES),10000) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q tests/boards/test_mutated_trees.py
 
-mutants: setup ## Mutate what moves payloads and what waits for them, and list what no test notices; half an hour; SEED=...
+mutants: setup ## Mutate the transfer and aggregation code and list mutants that no test detects; half an hour; SEED=...
 	@$(BIN)/python -m tests.mutation.run $(or $(SEED),1)
 
 clean: ## Remove .venv, caches and build outputs; runs/ stays

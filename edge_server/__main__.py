@@ -18,7 +18,7 @@ from edge_server.cli import runs as runs_command
 from edge_server.cli import sites as sites_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
-from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
+from edge_server.cli.commands import EXIT_INCOMPLETE, EXIT_INTERRUPTED
 from edge_server.cli.gateway import arguments as gateway_commands
 from edge_server.cli.gateway import packages as packages_command
 from edge_server.cli.gateway import site as site_command
@@ -103,7 +103,7 @@ RUN_WRITERS = frozenset(
 
 def main() -> None:
     """Parse the command line and run the command; exit code 2 means that the operator must edit something."""
-    sys.exit(run_command("edge-server", _run, EXIT_SHORT))
+    sys.exit(run_command("edge-server", _run, EXIT_INCOMPLETE))
 
 
 def _run() -> int:
@@ -120,7 +120,7 @@ def _run() -> int:
         code = EXIT_CONFIG
     except FieldFleetError as error:
         sys.stderr.write(f"edge-server: {error}\n")
-        code = EXIT_BUSY if isinstance(error, SiteBusy) else EXIT_SHORT
+        code = EXIT_BUSY if isinstance(error, SiteBusy) else EXIT_INCOMPLETE
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("edge-server: interrupted\n")
         code = EXIT_INTERRUPTED
@@ -138,7 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="edge-server",
         description="The server of one site: run plans with its devices, record and replay runs.",
         epilog="Exit codes: 0 success, 1 failure or incomplete, 2 error in command, plan or file, "
-        "3 another server is at work at the site, 130 interrupted.",
+        "3 another server is running for the site, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _run_service(verbs)
@@ -147,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_command(
             verbs,
             "sites",
-            "show rounds, bytes and coordinator of a site, for a run over several sites",
+            "show a site's part in a multi-site run: rounds, bytes, coordinator",
         )
     )
     show = add_command(verbs, "show", "show the rounds of a run")
@@ -158,7 +158,9 @@ def build_parser() -> argparse.ArgumentParser:
     _devices(add_command(verbs, "devices", "show the devices of a site and their latest measurements"))
     _models(add_command(verbs, "models", "list the models, or show where one can be split"))
     project_command.new_arguments(add_command(verbs, "new", "write the folder of a new project: plan, network, data"))
-    project_command.project_arguments(add_command(verbs, "project", "build a project, or offer it to boards of a site"))
+    project_command.project_arguments(
+        add_command(verbs, "project", "build a project, or publish it to the boards of a site")
+    )
     plugins_command.arguments(add_command(verbs, "plugins", "list plugins with version and digest"))
     _replay(add_command(verbs, "replay", "run a plan, or replay a recorded run, on this machine in virtual time"))
     trial = add_command(
@@ -197,7 +199,7 @@ def _results(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _run_service(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a site's server and its queue."""
-    run = add_command(verbs, "run", "run the plan and the queue of a site with its devices, or resume them")
+    run = add_command(verbs, "run", "run a site's plan and its queued plans; resume interrupted runs")
     add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
     run.add_argument(
         "--again",

@@ -38,7 +38,7 @@ class ConfigError(FieldFleetError):
 
 
 class SiteBusy(FieldFleetError):
-    """Another server is at work at the site; stop it, or queue the plan."""
+    """Another server is running for the site; stop it, or queue the plan."""
 
 
 class NoSuchRun(ConfigError):

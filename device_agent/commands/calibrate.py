@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=float,
         default=USUAL_MINUTES,
-        help="approximate duration where clocks can be set; default: %(default)g",
+        help="approximate duration, on boards whose clocks can be set; default: %(default)g",
     )
 
 

@@ -31,7 +31,9 @@ from shared.runtime.interpreter import find_interpreter
 from shared.runtime.text_table import fold_text, terminal_columns
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
-CONFIG_HELP = "the agent's TOML file, for its broker, folder and board; default: the package's file, if it exists"
+CONFIG_HELP = (
+    "the agent's TOML file, which names broker, state folder and board; default: the package's file, if it exists"
+)
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "bad": "\x1b[31m"}
 PLAIN = "\x1b[0m"
 
@@ -45,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="read a folder written by `probe --record` instead of this machine",
     )
-    help_ = "first fix what is safe to fix: the permissions of the key and the password file"
+    help_ = "first apply safe fixes: permissions of the key and the password file"
     parser.add_argument("--fix", action="store_true", help=help_)
     parser.add_argument(
         "--format", choices=("table", "json"), default="table", help="output format; default: %(default)s"
@@ -75,7 +77,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
     Args:
         path: Configuration; None for none.
         root: Recorded board; None for this machine.
-        fix: First fix what is safe to fix.
+        fix: First apply safe fixes.
 
     Raises:
         ConfigError: The root is not a folder.

@@ -36,7 +36,7 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = add_command(verbs, "show", "print the profile of this board")
     show.add_argument(
         "--format",

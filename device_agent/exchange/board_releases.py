@@ -23,9 +23,9 @@ from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
 
-FIGURES_S = 2.0
+METRICS_TIMEOUT_S = 2.0
 """Time limit of the inference process for its metrics; late ones are reported the next time."""
-HEALTH = ("requests", "errors", "non_finite", "p50_s", "p95_s", "p99_s")
+HEALTH_METRICS = ("requests", "errors", "non_finite", "p50_s", "p95_s", "p99_s")
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ async def run_releases(
         """Return the metrics of a version; empty if the inference process does not answer in time."""
         figures = Figures(name, number)
         with suppress(FieldFleetError, TimeoutError):
-            async with backports.timeout(FIGURES_S):
+            async with backports.timeout(METRICS_TIMEOUT_S):
                 figures = await serving.figures(name, number)
-        return {key: float(getattr(figures, key)) for key in HEALTH} if figures.requests else {}
+        return {key: float(getattr(figures, key)) for key in HEALTH_METRICS} if figures.requests else {}
 
     def has_folder(name: str, version: int) -> bool:
         return folders.get(name, version) != version

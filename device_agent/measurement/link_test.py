@@ -23,7 +23,7 @@ import msgspec
 
 from device_agent.config import AgentConfig
 from device_agent.identity.clock_floor import BoardClock
-from device_agent.measurement.reach import IN_USE, hold_off_agent
+from device_agent.measurement.account_lock import IN_USE, block_agent_connection
 from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
@@ -141,7 +141,7 @@ async def probe_link(
         config: Configuration of the agent, with its broker.
         connect_s: Seconds that connecting may take.
     """
-    with hold_off_agent(config) as alone:
+    with block_agent_connection(config) as alone:
         if not alone:
             return _report_absence(Absent(lack="busy", cause=IN_USE))
         return await _probe(config, schedule, connect_s)

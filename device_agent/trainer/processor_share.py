@@ -1,4 +1,4 @@
-"""Processor share of the trainer on boards that also serve models."""
+"""CPU share (nice value, CPU list) of the trainer beside model serving."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 130
 
 
 def run(options: argparse.Namespace) -> int:
@@ -91,7 +91,7 @@ async def serve_runs(
         if runs:
             logger.info("interrupted; `%s` resumes run %s", command, ", ".join(runs))
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
-    return 0 if runner.is_complete else EXIT_SHORT
+    return 0 if runner.is_complete else EXIT_INCOMPLETE
 
 
 def _report_run(config: ServerConfig, name: str, records: Sequence[AnyRecord]) -> bool:
@@ -124,7 +124,7 @@ def _cancelled_by_signals() -> set[int]:
 
 def outcome_code(records: Sequence[AnyRecord]) -> int:
     """Return the exit code of a run: 0 if it completed its plan, 1 if it ended early."""
-    return EXIT_SHORT if explain_shortfall(records) else 0
+    return EXIT_INCOMPLETE if explain_shortfall(records) else 0
 
 
 def explain_shortfall(records: Sequence[AnyRecord]) -> str:
@@ -269,7 +269,7 @@ def chaos(options: argparse.Namespace) -> int:
         _print_json(outcome)
     else:
         command.show(outcome, sys.stdout)
-    return 0 if outcome.holds else EXIT_SHORT
+    return 0 if outcome.holds else EXIT_INCOMPLETE
 
 
 def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[AnyRecord]]]) -> None:

@@ -10,8 +10,7 @@ from shared.runtime.extras import find_readable_config
 
 RUN_HELP = "name of a run or a unique prefix of it, `last`, or the path of its folder"
 RUN_OR_SITES_HELP = (
-    f"{RUN_HELP}; for a run over several sites also the common "
-    "prefix of the names of the sites' runs, or a folder that has only these runs"
+    f"{RUN_HELP}; for a multi-site run also the common name prefix of its runs, or a folder that has only these runs"
 )
 EMBEDDED_HELP = "use the built-in broker, written in Python, even if mosquitto is installed"
 DATA_ROOT_HELP = "folder of data sets; default: $FIELDFLEET_DATA, else ../shared/data, relative to the current folder"
@@ -38,7 +37,9 @@ def add_options(
         help_ = DATA_ROOT_HELP
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = "server.toml; sets the folders that no option names; default: the Debian package's, if any"
+        help_ = (
+            "server.toml; its folders apply unless an option replaces them; default: the Debian package's file, if any"
+        )
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

@@ -18,14 +18,14 @@ from shared.runtime.command_line import add_command
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import terminal_columns, write_text
 
-EXIT_SHORT = 1
+EXIT_INCOMPLETE = 1
 """A run to remove is in use."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command, which lists runs without a verb."""
     folders.add_options(parser, form=True)
-    verbs = parser.add_subparsers(dest="verb", metavar="[VERB]", help="without: list the runs")
+    verbs = parser.add_subparsers(dest="verb", metavar="[VERB]", help="default: list the runs")
     rm = add_command(verbs, "rm", "remove runs with their journals, checkpoints, updates and logs")
     help_ = "full name of a run: removed without a question; a prefix, `last` or a path: asks first"
     rm.add_argument("runs", nargs="+", metavar="RUN", help=help_)
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prune = add_command(
         verbs,
         "prune",
-        "remove old runs, except those that can be resumed, and folders of runs that never started",
+        "remove old runs and folders of runs that never started; keep runs that can be resumed",
     )
     prune.add_argument("--keep", type=_parse_count, required=True, metavar="N", help="number of newest runs to keep")
     prune.add_argument("--unfinished", action="store_true", help="also remove runs that could be resumed")
@@ -82,7 +82,7 @@ def _remove_named(options: argparse.Namespace) -> int:
         return 0
     abbreviated = {folder: name for name, folder in run_folders.items() if folder.name != Path(name).name}
     if abbreviated and not options.yes and not _confirm(abbreviated):
-        return EXIT_SHORT
+        return EXIT_INCOMPLETE
     return _remove(dict.fromkeys(run_folders.values()))
 
 
@@ -147,7 +147,7 @@ def _remove(run_folders: Iterable[Path]) -> int:
                 shutil.rmtree(folder)
         except ConfigError as error:
             sys.stderr.write(f"edge-server: {folder.name} stays: {error}\n")
-            code = EXIT_SHORT
+            code = EXIT_INCOMPLETE
             continue
         sys.stdout.write(f"removed {folder.name} ({_format_size(size)})\n")
     return code

@@ -15,7 +15,7 @@ from shared.runtime.text_table import write_text
 if TYPE_CHECKING:
     from edge_server.replay.study.summary import StudySummary
 
-EXIT_SHORT = 1
+EXIT_INCOMPLETE = 1
 """A cell has failed."""
 
 
@@ -42,7 +42,7 @@ def study(options: argparse.Namespace) -> int:
 
     summary, folder, is_whole = run_study(options)
     _print(summary, folder, options.format)
-    return 0 if is_whole else EXIT_SHORT
+    return 0 if is_whole else EXIT_INCOMPLETE
 
 
 def _print(summary: StudySummary, folder: Path, form: str) -> None:

@@ -111,7 +111,7 @@ class Ledger:
 
     def doubts(self) -> list[Noted]:
         """Return a note about the first rejected value of each device that the journal does not mention yet."""
-        first = {doubt.device: doubt for doubt in reversed(self._claims.doubts())}
+        first = {doubt.device: doubt for doubt in reversed(self._claims.rejected_figures())}
         return [
             Noted(what=doubt.sentence(), reason=IMPLAUSIBLE_COST, device=device)
             for device, doubt in sorted(first.items())

@@ -142,7 +142,7 @@ class Claim:
         return parts | {name for name in SECONDS if (value := getattr(self.cost, name)) is not None and value > most}
 
 
-class Disbelief(NamedTuple):
+class RejectedFigure(NamedTuple):
     """One rejected value.
 
     Attributes:
@@ -253,14 +253,14 @@ class DeviceClaims:
                     (self._possible(other).get(name, 0.0) for other in self.tasks), default=0.0
                 )
 
-    def totals(self, doubted: Collection[tuple[Task, str]]) -> dict[str, PartTotal]:
-        """Return the totals of each part without the doubted values."""
-        if not doubted:
+    def totals(self, rejected: Collection[tuple[Task, str]]) -> dict[str, PartTotal]:
+        """Return the totals of each part without the rejected values."""
+        if not rejected:
             return self._totals
         totals = {name: PartTotal(total.asked, predicted=dict(total.predicted)) for name, total in self._totals.items()}
         for task, claim in self.tasks.items():
             for name, joules in self._possible(task).items():
-                if (task, name) in doubted:
+                if (task, name) in rejected:
                     totals[name].expect(task, claim.predicted, name)
                 else:
                     _count_joules(totals[name], joules, 1)
@@ -422,14 +422,14 @@ class Claims:
                     tasks.setdefault(device, set()).update(beyond)
         return tasks
 
-    def doubts(self) -> list[Disbelief]:
+    def rejected_figures(self) -> list[RejectedFigure]:
         """Return the rejected values in order of device and task."""
-        beyond, doubts = self.beyond(), list[Disbelief]()
+        beyond, rejected = self.beyond(), list[RejectedFigure]()
         for device, account in sorted(self.accounts.items()):
             for task, name in sorted(account.impossible | beyond.get(device, set())):
                 claim = account.tasks[task]
-                doubts.append(Disbelief(device, task, name, getattr(claim.cost, name), claim.wall_s))
-        return doubts
+                rejected.append(RejectedFigure(device, task, name, getattr(claim.cost, name), claim.wall_s))
+        return rejected
 
 
 def _seconds_between(start: float | None, stop: float | None) -> float | None:
@@ -459,10 +459,10 @@ def drop_figures(cost: Cost, figures: Iterable[str]) -> Cost:
     )
 
 
-def doubted_figures(records: Iterable[AnyRecord]) -> dict[tuple[int, str], dict[str, float]]:
+def find_rejected_figures(records: Iterable[AnyRecord]) -> dict[tuple[int, str], dict[str, float]]:
     """Return the rejected values of a run by round and device."""
-    claims, doubted = Claims(), dict[tuple[int, str], dict[str, float]]()
+    claims, rejected = Claims(), dict[tuple[int, str], dict[str, float]]()
     claims.take(records)
-    for doubt in claims.doubts():
-        doubted.setdefault((doubt.task[1], doubt.device), {})[doubt.figure] = doubt.value
-    return doubted
+    for figure in claims.rejected_figures():
+        rejected.setdefault((figure.task[1], figure.device), {})[figure.figure] = figure.value
+    return rejected

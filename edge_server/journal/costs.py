@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.journal.claims import doubted_figures, drop_figures, drop_implausible
+from edge_server.journal.claims import drop_figures, drop_implausible, find_rejected_figures
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -111,7 +111,7 @@ class RoundCosts(Mapping[int, dict[str, Cost]]):
     """Costs of all tasks by round and device, read from the journal a round at a time."""
 
     def __init__(self, records: Sequence[AnyRecord]) -> None:
-        self._records, self._doubted = records, doubted_figures(records)
+        self._records, self._rejected = records, find_rejected_figures(records)
         self._numbers: dict[int, array[int]] = {}
         for number, record in enumerate_valid(records, UpdateAccepted, CostSettled):
             if isinstance(record, UpdateAccepted | CostSettled):
@@ -142,14 +142,14 @@ class RoundCosts(Mapping[int, dict[str, Cost]]):
                     costs.setdefault(record.device, drop_implausible(record.update.cost))
                 case CostSettled():
                     costs[record.device] = record.cost
-        costs = {device: self._drop_doubted((number, device), cost) for device, cost in costs.items()}
+        costs = {device: self._drop_rejected((number, device), cost) for device, cost in costs.items()}
         self._last = number, costs, updates
         return costs, updates
 
-    def _drop_doubted(self, task: tuple[int, str], cost: Cost) -> Cost:
-        if not (doubted := self._doubted.get(task)):
+    def _drop_rejected(self, task: tuple[int, str], cost: Cost) -> Cost:
+        if not (rejected := self._rejected.get(task)):
             return cost
-        return drop_figures(cost, [name for name, value in doubted.items() if getattr(cost, name) == value])
+        return drop_figures(cost, [name for name, value in rejected.items() if getattr(cost, name) == value])
 
 
 def costs_by_round(records: Sequence[AnyRecord]) -> RoundCosts:

@@ -96,7 +96,7 @@ class PlanQueue:
         return self._read[path][1]
 
     def is_served(self) -> bool:
-        """Check whether a server is at work at the site."""
+        """Check whether a server is running for the site."""
         return is_held(self.folder, unknown=True)
 
     def submit(self, plan: Plan, priority: int = 0, project: str = "") -> QueuedJob:

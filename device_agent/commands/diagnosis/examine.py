@@ -20,8 +20,8 @@ from device_agent.config import AgentConfig, BoardConfig, MeterConfig, TrainerCo
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement import calibration_file
+from device_agent.measurement.account_lock import block_agent_connection
 from device_agent.measurement.board import apply_target
-from device_agent.measurement.reach import hold_off_agent
 from device_agent.probes import clocks, cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
@@ -114,7 +114,7 @@ def examine_broker(config: AgentConfig) -> Iterator[Check]:
     """
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
     dates = BoardClock.of(Path(config.state_dir)).may_judge()
-    with hold_off_agent(config) as alone:
+    with block_agent_connection(config) as alone:
         if not alone:
             yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
             return

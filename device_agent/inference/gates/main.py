@@ -1,4 +1,4 @@
-"""Entry point of the gate process: JSON in, JSON lines out."""
+"""Process that runs a release's acceptance gates: JSON in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from device_agent.inference.gates.process import AnyJob, FromGates, OwnJob
 from device_agent.projects.environment import adopt_plugins
 from shared.runtime import processes
 
-NICER = 10
+NICE_INCREMENT = 10
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         send(out, GateVerdict(reason=f"runtime: {error}; install fieldfleet with its extra for boards", lasting=False))
         return
     if isinstance(job, OwnJob):
-        os.nice(NICER)  # serving and training come first
+        os.nice(NICE_INCREMENT)  # serving and training come first
         lift_limit()
         send(out, judgement.compare_own_model(job))
     else:

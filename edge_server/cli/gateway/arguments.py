@@ -37,7 +37,7 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="server's configuration file; default: the site's")
     add_folder(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    help_ = "first fix what is safe to fix: modes of secret files, files that `site init` can write again"
+    help_ = "first apply safe fixes: permissions of secret files, files that `site init` can write again"
     parser.add_argument("--fix", action="store_true", help=help_)
 
 
@@ -73,7 +73,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --count: pattern of the boards' names; default: pi-{:02}",
     )
     parser.add_argument("--csv", action="store_true", help="print lines of device,token,id,expires")
-    help_ = "print the shell line that installs, joins and starts the agent on a bare board; needs `packages add`"
+    help_ = "print the shell line that installs, joins and starts the agent on a new board; run `packages add` first"
     parser.add_argument("--install", action="store_true", help=help_)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the token's QR code to this file")
     help_ = "create a token for NAME although it was revoked; the board gets a new key"
@@ -84,9 +84,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="address of the gateway in the token; default: the first of `site init --address`",
     )
-    help_ = (
-        f"port of the enrolment service in the token; default: the port of the service's last start, else {USUAL_PORT}"
-    )
+    help_ = f"port of the enrolment service in the token; default: the port the service last used, else {USUAL_PORT}"
     parser.add_argument("--port", type=int, metavar="N", help=help_)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="list tokens and the boards that used them")

@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_command(
         verbs,
         "rotate-server",
-        "replace the keys of the broker, the server's services and the client that checks the broker",
+        "replace the keys of the broker, the server's services and the check client",
     )
     rotate = add_command(verbs, "rotate-ca", "create the next site CA; the previous one stays valid until --finish")
     rotate.add_argument("--finish", action="store_true", help="reject certificates of the previous CA from now on")

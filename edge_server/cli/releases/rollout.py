@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+EXIT_INCOMPLETE, EXIT_INTERRUPTED = 1, 130
 SOAK_S, AGENT_SOAK_S = 600.0, 120.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERBS: dict[str, str] = {
     "start": "start a rollout of a release",
     "status": "show the state of a rollout",
     "pause": "stop opening waves; boards of open waves finish",
-    "resume": "continue a rollout after a pause, an interruption or failures; these no longer count",
+    "resume": "continue a rollout after a pause, an interruption or failures; earlier failures do not count",
     "abort": "end a rollout; boards that have the release keep it",
     "back": "end a rollout and revert its boards to their previous release",
 }
@@ -158,7 +158,7 @@ def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) ->
     if options.verb == "status":
         rollout = orders.open_rollout(options.data_dir, options.rollout)
         _show(options, rollout.state)
-        return EXIT_SHORT if rollout.state.outcome not in (None, "finished") else 0
+        return EXIT_INCOMPLETE if rollout.state.outcome not in (None, "finished") else 0
     if options.verb == "start":
         return _drive(options, _start(options), received_by)
     rollout = orders.open_rollout(options.data_dir, options.rollout)
@@ -221,7 +221,7 @@ def _drive(
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     _show(options, state)
     expected = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")
-    return 0 if state.outcome == expected else EXIT_SHORT
+    return 0 if state.outcome == expected else EXIT_INCOMPLETE
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:

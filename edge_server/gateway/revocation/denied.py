@@ -1,4 +1,4 @@
-"""Watch a site's revoked accounts for a running server, whenever the state changes."""
+"""Poll a site's revoked accounts and pass on every change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUSY_S = 5.0
 POLL_S = 0.5
 """Poll interval; a revoked device must be shut out within two seconds, with spare time for a busy gateway."""
 
-COUNTER = slice(24, 28)
+CHANGE_COUNTER = slice(24, 28)
 """Change counter in SQLite's header, see https://www.sqlite.org/fileformat2.html, section 1.3."""
 
 
@@ -62,7 +62,7 @@ def _file_version(folder: Path) -> tuple[object, ...]:
     """Return a value that changes with every change of a site's state or accounts."""
     stat, counter = (folder / FILE).stat(), b""
     with suppress(FileNotFoundError), (folder / ACCOUNTS).open("rb") as file:
-        counter = file.read(COUNTER.stop)[COUNTER]
+        counter = file.read(CHANGE_COUNTER.stop)[CHANGE_COUNTER]
     return stat.st_mtime_ns, stat.st_ino, counter
 
 

@@ -1,4 +1,4 @@
-"""Simulated devices' compute, link and power figures, drawn from ranges as papers do.
+"""Simulated devices with clocks, link rates and transmit power drawn from ranges.
 
 Clocks f are drawn from [lo, hi] Hz, links from [lo, hi] Mbit/s. A task of C cycles at clock f, with an upload of t
 seconds at power p, takes the time and energy

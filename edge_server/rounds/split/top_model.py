@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.split.cut_shapes import feature_size
+from shared.algorithms.split.cut_shapes import measure_feature_rms
 from shared.codecs.base import Codec, decode_bounded
 from shared.errors import WireError
 from shared.models.base import Model
@@ -84,7 +84,9 @@ class TopModel:
         if self.examples is None or split is None or split.cut_of is None:
             return 1.0
         with seed_torch(derive_seed(self.seed, self.before, f"{SERVER}/size")):
-            return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples.to(self.device))
+            return measure_feature_rms(
+                self.model, split.cut_of(self.model), self.state.tree, self.examples.to(self.device)
+            )
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Compute one step with the devices that take part, in order of name; return the gradient for each.

@@ -1,4 +1,4 @@
-"""Accumulate a round's loss terms in the server state's facts.
+"""Means and sums of a round's loss terms, stored in server state.
 
 Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, take K_s supervised steps a round and then K_u with the devices.
 Terms of supervised steps are stored as means, later ones as sums. A later term is that of a step with the devices, or,
@@ -22,7 +22,7 @@ TERMS, SUMS, COUNT = "terms/", "term-sums/", "term-count"
 """Facts: prefixes of the means of supervised steps and of the sums of later terms, and the number of the latter."""
 
 
-def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
+def read_number(facts: Mapping[str, Scalar], name: str) -> float:
     """Return a fact that is a number."""
     value = facts[name]
     assert isinstance(value, int | float)
@@ -48,25 +48,25 @@ def add_terms(facts: Mapping[str, Scalar], terms: Mapping[str, float]) -> dict[s
     """
     if not terms:
         return {**facts}
-    sums = {SUMS + name: number_fact({SUMS + name: 0.0, **facts}, SUMS + name) + term for name, term in terms.items()}
-    return {**facts, **sums, COUNT: int(number_fact({COUNT: 0, **facts}, COUNT)) + 1}
+    sums = {SUMS + name: read_number({SUMS + name: 0.0, **facts}, SUMS + name) + term for name, term in terms.items()}
+    return {**facts, **sums, COUNT: int(read_number({COUNT: 0, **facts}, COUNT)) + 1}
 
 
-def absorb_terms(mean: Mean, terms: Mapping[str, float]) -> Mean:
+def add_terms_to_mean(mean: Mean, terms: Mapping[str, float]) -> Mean:
     """Return a mean of updates with the terms of another update added."""
     return Mean(mean.total, mean.weight, add_terms(mean.facts, terms))
 
 
-def collect_terms(mean: Mean) -> dict[str, Scalar]:
+def extract_terms(mean: Mean) -> dict[str, Scalar]:
     """Return the loss terms in a mean of updates, as facts for the state."""
     return {name: fact for name, fact in mean.facts.items() if name.startswith((SUMS, COUNT))}
 
 
-def round_terms(state: State) -> dict[str, float]:
+def average_terms(state: State) -> dict[str, float]:
     """Return the number of supervised steps of a round, and the means of its loss terms: see `ServerTraining.terms`."""
     facts = state.facts
-    means = {name.removeprefix(TERMS): number_fact(facts, name) for name in facts if name.startswith(TERMS)}
+    means = {name.removeprefix(TERMS): read_number(facts, name) for name in facts if name.startswith(TERMS)}
     for name in facts:
         if name.startswith(SUMS):
-            means[name.removeprefix(SUMS)] = number_fact(facts, name) / number_fact(facts, COUNT)
+            means[name.removeprefix(SUMS)] = read_number(facts, name) / read_number(facts, COUNT)
     return means

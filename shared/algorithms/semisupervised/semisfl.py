@@ -42,7 +42,7 @@ from shared.algorithms.base import (
     assign_alike,
 )
 from shared.algorithms.semisupervised.queue import Queue, Ring
-from shared.algorithms.semisupervised.round_terms import number_fact, round_terms
+from shared.algorithms.semisupervised.round_terms import average_terms, read_number
 from shared.algorithms.semisupervised.semisfl_device import local
 from shared.algorithms.semisupervised.semisfl_server import (
     ANSWERS,
@@ -70,7 +70,7 @@ from shared.algorithms.semisupervised.settings import (
     take_prefix,
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory, StepRule, least_steps
-from shared.algorithms.split.cut_shapes import features_at_cut
+from shared.algorithms.split.cut_shapes import infer_feature_shape
 from shared.data.views.pair import Strength
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
@@ -98,7 +98,7 @@ def init(settings: SemisflSettings, model: Model, seed: int) -> State:
             "shared.models.base.Model(network, example=(channels, height, width)) from its builder"
         )
     zeros = {name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in below.items()}
-    width = torch.Size(features_at_cut(model, cut, zeros)).numel()
+    width = torch.Size(infer_feature_shape(model, cut, zeros)).numel()
     head = _draw_head(settings, width, seed)
     out = width if settings.head == "none" else settings.projections
     student = model.tree()
@@ -177,13 +177,13 @@ def aggregate(settings: SemisflSettings, state: State, mean: Mean) -> State:
     others = {name: leaf for name, leaf in state.tree.items() if not name.startswith((MOMENTUM, ANSWERS))}
     facts = {**state.facts, **mean.facts, **decide_labellers(settings, state.tree)}
     history = StepHistory.from_facts(facts, HISTORY)
-    steps = int(number_fact(facts, SESSION_STEPS))
+    steps = int(read_number(facts, SESSION_STEPS))
     if settings.adapt and steps:
-        unlabelled = sum(int(number_fact(facts, name)) for name in facts if name.startswith(EXAMPLES))
-        least = least_steps(settings.rule, int(number_fact(facts, LABELLED)), unlabelled, settings.steps)
+        unlabelled = sum(int(read_number(facts, name)) for name in facts if name.startswith(EXAMPLES))
+        least = least_steps(settings.rule, int(read_number(facts, LABELLED)), unlabelled, settings.steps)
         supervised_loss, unlabelled_loss = (
-            number_fact(facts, SUPERVISED_LOSS),
-            number_fact(facts, UNLABELLED_LOSS) / steps,
+            read_number(facts, SUPERVISED_LOSS),
+            read_number(facts, UNLABELLED_LOSS) / steps,
         )
         history = history.observe(settings.rule, supervised_loss, unlabelled_loss, settings.steps).decide(
             settings.rule, least
@@ -251,7 +251,7 @@ def _algorithm(settings: SemisflSettings) -> Algorithm:
         check_update=check_update,
         split=Split(partial(serve, settings), partial(check_features, settings), passes=2, cut_of=settings.cut_of),
         evaluated=teacher_of,
-        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), round_terms),
+        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), average_terms),
         resources=Resources(uploaded=students_leaves),
         reads_labels=False,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.learner import Learner, SessionPass
-from shared.algorithms.semisupervised.round_terms import add_terms, begin_terms, number_fact
+from shared.algorithms.semisupervised.round_terms import add_terms, begin_terms, read_number
 from shared.algorithms.semisupervised.settings import (
     HEAD,
     MOMENTUM,
@@ -27,7 +27,7 @@ from shared.algorithms.semisupervised.settings import (
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory
 from shared.algorithms.semisupervised.switch import use_teacher
-from shared.algorithms.split.cut_shapes import features_at_cut, outputs_for
+from shared.algorithms.split.cut_shapes import infer_feature_shape, infer_output_shape
 from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
@@ -60,7 +60,7 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     """
     require_classes(model, labelled)
     tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
-    learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
+    learner = Learner.from_tree(settings, model, tree, int(read_number(state.facts, FOLLOWED)))
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
     losses, sums = list[float](), defaultdict[str, float](float)
@@ -179,12 +179,12 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
     if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.largest_batch:
         raise WireError(f"features of shape {shape} for batches of {assignment.largest_batch}", reason="shape")
     norm = check_like(up, {"features": features, "teacher": features})
-    if model.example and shape[1:] != (expected := features_at_cut(model, cut, state.tree)):
+    if model.example and shape[1:] != (expected := infer_feature_shape(model, cut, state.tree)):
         raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {expected}", reason="shape")
     head = take_prefix(state.tree, HEAD)
     if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
         raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
-    outputs_for(model, cut, state.tree, shape)
+    infer_output_shape(model, cut, state.tree, shape)
     return norm
 
 
@@ -199,7 +199,7 @@ def serve(
 
     Devices with non-finite numbers are excluded, get an empty answer and do not move.
     """
-    learner = Learner.from_tree(settings, model, state.tree, int(number_fact(state.facts, FOLLOWED)))
+    learner = Learner.from_tree(settings, model, state.tree, int(read_number(state.facts, FOLLOWED)))
     features = {device: (up["features"], up["teacher"]) for device, up in ups.items()}
     by_student = {device for device in ups if state.facts.get(LABELLER + device) == STUDENT}
     result = learner.session_pass(features, by_student)
@@ -214,8 +214,8 @@ def serve(
     learner.take(result, assignments[next(iter(ups))].hyper)
     facts: dict[str, Scalar] = {
         **add_terms(state.facts, result.terms),
-        UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + result.loss,
-        SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
+        UNLABELLED_LOSS: read_number(state.facts, UNLABELLED_LOSS) + result.loss,
+        SESSION_STEPS: int(read_number(state.facts, SESSION_STEPS)) + 1,
     }
     answers = _sum_answers(state.tree, result) if settings.switch else {}
     return State({**learner.tree(), **answers}, facts), {

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Result, ServerTraining, assign_alike
-from shared.algorithms.semisupervised.round_terms import round_terms
+from shared.algorithms.semisupervised.round_terms import average_terms
 from shared.algorithms.semisupervised.semisfl import init, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import check_labelled, train
 from shared.algorithms.semisupervised.settings import SemisflSettings
@@ -76,6 +76,6 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
         aggregate=lambda state, _mean: state,
         check_update=check_update,
         evaluated=teacher_of,
-        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), round_terms),
+        server=ServerTraining(partial(train, settings), partial(check_labelled, settings), average_terms),
         reads_labels=False,
     )

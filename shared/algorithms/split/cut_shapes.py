@@ -1,4 +1,4 @@
-"""Feature shapes at a network's cut, and the outputs they lead to.
+"""Shapes of a split network's features and of the server part's outputs.
 
 Features at the cut are those of O. Gupta and R. Raskar's split learning, https://arxiv.org/abs/1810.06060.
 """
@@ -19,7 +19,7 @@ from shared.models.evaluate import training_mode
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
-MOST_SHAPES = 16
+MAX_CACHED_SHAPES = 16
 """Maximum number of cached feature shapes: a device can send more shapes than any session has."""
 _outputs: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, tuple[int, ...]], tuple[int, ...]]] = WeakKeyDictionary()
 """Cache of output counts by network, then by (cut, batch of one, shape without the batch): each trial costs a pass."""
@@ -28,7 +28,7 @@ _features: WeakKeyDictionary[nn.Module, dict[tuple[int, tuple[int, ...]], tuple[
 
 
 @torch.no_grad()
-def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
+def infer_feature_shape(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
     """Return the shape of one example's features at the cut; computed once, from zeros.
 
     Args:
@@ -46,7 +46,7 @@ def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def feature_size(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
+def measure_feature_rms(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
     """Return the root mean square of a batch's features, as a device that trains on it would send them.
 
     Args:
@@ -61,7 +61,7 @@ def feature_size(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
     return float(torch.linalg.vector_norm(features)) / math.sqrt(max(features.numel(), 1))
 
 
-def outputs_for(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> tuple[int, ...]:
+def infer_output_shape(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the server part's output for one example of features of a shape.
 
     Args:
@@ -76,7 +76,7 @@ def outputs_for(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> t
     cache = _outputs.setdefault(model.layers, {})
     if key not in cache:
         outputs = _try_outputs(model, cut, tree, shape)  # accepted shapes are cached, others raise on every call
-        if len(cache) >= MOST_SHAPES:
+        if len(cache) >= MAX_CACHED_SHAPES:
             cache.clear()
         cache[key] = outputs
     return cache[key]

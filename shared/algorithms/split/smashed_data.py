@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.algorithms.split.cut_shapes import features_at_cut, outputs_for
+from shared.algorithms.split.cut_shapes import infer_feature_shape, infer_output_shape
 from shared.algorithms.split.settings import FedslSettings
 from shared.errors import WireError
 from shared.models.base import Model
@@ -65,11 +65,11 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
     norm = check_like({"features": features}, {"features": features})
     shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
-    if model.example and shape[1:] != (expected := features_at_cut(model, cut, state.tree)):
+    if model.example and shape[1:] != (expected := infer_feature_shape(model, cut, state.tree)):
         raise WireError(
             f"an example has features of shape {shape[1:]}, one of {model.example} has {expected}", reason="shape"
         )
-    _check_labels(model.objective, labels, outputs_for(model, cut, state.tree, shape))
+    _check_labels(model.objective, labels, infer_output_shape(model, cut, state.tree, shape))
     return norm
 
 

@@ -1,4 +1,4 @@
-"""FjORD with fixed widths, as FedSPU's authors compare with it.
+"""FjORD with fixed widths: the simplified baseline of the FedSPU paper.
 
 Niu, Dong, Qin, AAAI 2025, https://arxiv.org/abs/2403.11464, simplify FjORD (see `fjord`): no width is drawn, there is
 no distillation, and no device stores anything.
@@ -22,9 +22,9 @@ from shared.tensors.tree import State
 @stops_early
 def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return build_dropout(choose_first, stopping, keep=keep)
+    return build_dropout(select_first_neurons, stopping, keep=keep)
 
 
-def choose_first(state: State, _device: str, assignment: Assignment) -> Active:
+def select_first_neurons(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the first neurons of every layer, as many as the device's share."""
     return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

@@ -12,8 +12,8 @@ import pytest
 from device_agent.commands.diagnosis.checks import Check, check_broker
 from device_agent.commands.diagnosis.examine import examine_broker
 from device_agent.config import AgentConfig
+from device_agent.measurement.account_lock import IN_USE, block_agent_connection
 from device_agent.measurement.link_test import Schedule, probe_link
-from device_agent.measurement.reach import IN_USE, hold_off_agent
 from edge_server.fleet.broker import run_private_broker
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -172,17 +172,17 @@ def test_who_may_connect_is_asked_of_the_agents_lock_alone_where_there_is_an_acc
     data, lock = Data(source="digits"), tmp_path / FOLDER_LOCK
     nobodys = AgentConfig(device="pi-03", state_dir=str(tmp_path), data=data)
     config = msgspec.structs.replace(nobodys, broker=Broker(user="pi-03"))
-    with hold_off_agent(config) as alone:
+    with block_agent_connection(config) as alone:
         assert alone
     assert not lock.exists()
     if kind == "another user's":
         lock.mkdir()  # root may open any file
     agent = hold_lock(tmp_path) if kind == "held" else nullcontext()
-    with agent, hold_off_agent(config) as alone, hold_off_agent(nobodys) as always:
+    with agent, block_agent_connection(config) as alone, block_agent_connection(nobodys) as always:
         assert (alone, always) == (kind == "free", True)
     if kind == "free":
         lock.touch()
-        with hold_off_agent(config) as alone:
+        with block_agent_connection(config) as alone:
             assert alone
             with pytest.raises(ConfigError, match=naming(tmp_path)), hold_lock(tmp_path):
                 pass

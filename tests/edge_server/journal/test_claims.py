@@ -30,7 +30,7 @@ def came(name: str, joules: float, at: float | None, number: int = 1) -> UpdateA
 def doubted(*records: AnyRecord) -> list[str]:
     claims = Claims()
     claims.take(records)
-    return [one.device for one in claims.doubts()]
+    return [one.device for one in claims.rejected_figures()]
 
 
 def fleet(**tasks: tuple[float, float]) -> list[AnyRecord]:

@@ -57,10 +57,10 @@ from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, D
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import (
     CONSISTENCY,
-    absorb_terms,
-    collect_terms,
-    number_fact,
-    round_terms,
+    add_terms_to_mean,
+    average_terms,
+    extract_terms,
+    read_number,
 )
 from shared.algorithms.semisupervised.semisfl_server import require_classes
 from shared.algorithms.semisupervised.settings import add_prefix, take_prefix, takes_options
@@ -107,7 +107,7 @@ def train(
         facts |= choose_helpers(settings, model, state, probe, cohort.devices)
     sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(take_prefix(state.tree, SIGMA).items())}
     others = {name: leaf.clone() for name, leaf in untrained_leaves(state).items()}
-    rounds, hyper = int(number_fact(state.facts, ROUNDS)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    rounds, hyper = int(read_number(state.facts, ROUNDS)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not rounds)
 
     def network(view: Tensor) -> Tensor:
@@ -197,13 +197,13 @@ def empty(state: State) -> Mean:
 
 def absorb(settings: FedmatchSettings, mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add changes, zero for entries that did not travel; store the device's changes if there are ever helpers."""
-    count = int(number_fact(mean.facts, ENTRIES))
+    count = int(read_number(mean.facts, ENTRIES))
     like = torch.empty(count, dtype=result.tree[PSI_VALUES].dtype, device="meta")
     changes = unpack_changes(result.tree, PSI, like)
     statistics = {name: leaf for name, leaf in result.tree.items() if not name.startswith(PSI)}
     stored = {LAST + device: changes} if settings.helpers else {}
     terms = {name: result.metrics[name] for name in LOSS_TERMS if name in result.metrics}
-    return absorb_terms(tree.accumulate(mean, {PSI_VALUES: changes, **statistics, **stored}, 1.0), terms)
+    return add_terms_to_mean(tree.accumulate(mean, {PSI_VALUES: changes, **statistics, **stored}, 1.0), terms)
 
 
 def aggregate(state: State, mean: Mean) -> State:
@@ -211,7 +211,7 @@ def aggregate(state: State, mean: Mean) -> State:
     means, psi = tree.finish_mean(mean), state.tree[PSI_VALUES]
     last = {name: psi + change.to(psi.dtype) for name, change in means.items() if name.startswith(LAST)}
     shared = {name: leaf for name, leaf in means.items() if not name.startswith(LAST)}
-    return State(tree.add(state.tree, shared) | last, {**state.facts, **collect_terms(mean)})
+    return State(tree.add(state.tree, shared) | last, {**state.facts, **extract_terms(mean)})
 
 
 def summed_parameters(settings: FedmatchSettings, state: State) -> Tree:
@@ -240,7 +240,7 @@ def fedmatch(settings: FedmatchSettings) -> Algorithm:
         empty=empty,
         check_update=check_update,
         evaluated=partial(summed_parameters, settings),
-        server=ServerTraining(partial(train, settings), check, round_terms),
+        server=ServerTraining(partial(train, settings), check, average_terms),
         resources=Resources(
             step_share=lambda _model, _assignment: 1 + FORWARD + helper_cost,
             uploaded=lambda down: {name: leaf for name, leaf in down.items() if not name.startswith((SIGMA, HELPER))},

@@ -31,7 +31,7 @@ from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGE
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms
+from shared.algorithms.semisupervised.round_terms import CONSISTENCY, add_terms_to_mean, average_terms, read_number
 from shared.algorithms.semisupervised.semisfl import check_update, students_leaves, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
 from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, take_prefix, takes_options
@@ -56,7 +56,7 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
         ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
     student, teacher = Leaves.copy_from(model, state.tree), take_prefix(state.tree, TEACHER)
-    followed, hyper = int(number_fact(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    followed, hyper = int(read_number(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not followed)
 
     def network(view: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def absorb(settings: SwitchSettings, mean: Mean, device: str, _assignment: Assig
     added = tree.accumulate(mean, result.tree, result.weight if settings.weighting == "examples" else 1.0)
     noted = {f"{DIVERGENCE}/{device}": float(result.metrics[DIVERGENCE])} if DIVERGENCE in result.metrics else {}
     terms = {} if result.loss is None else {CONSISTENCY: result.loss}
-    return absorb_terms(Mean(added.total, added.weight, {**added.facts, **noted}), terms)
+    return add_terms_to_mean(Mean(added.total, added.weight, {**added.facts, **noted}), terms)
 
 
 def aggregate(state: State, mean: Mean) -> State:
@@ -122,7 +122,7 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
         aggregate=aggregate,
         check_update=check_update,
         evaluated=teacher_of,
-        server=ServerTraining(partial(train, settings), require_classes, round_terms),
+        server=ServerTraining(partial(train, settings), require_classes, average_terms),
         resources=Resources(step_share=step_share, uploaded=students_leaves),
         reads_labels=False,
     )

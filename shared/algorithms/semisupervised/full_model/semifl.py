@@ -40,7 +40,7 @@ from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, L
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.round_terms import absorb_terms, collect_terms, number_fact, round_terms
+from shared.algorithms.semisupervised.round_terms import add_terms_to_mean, average_terms, extract_terms, read_number
 from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
 from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, take_prefix, takes_options
 from shared.models.base import Model
@@ -76,7 +76,7 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
         ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
     require_classes(model, labelled)
-    sent, rounds = broadcast(state), int(number_fact(state.facts, ROUNDS))
+    sent, rounds = broadcast(state), int(read_number(state.facts, ROUNDS))
     leaves, hyper = Leaves.copy_from(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
 
     def network(view: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def broadcast(state: State, _device: str = "", _assignment: Assignment | None = 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add a device's change; devices that trained have equal weights, those that skipped none."""
     terms = {name: result.metrics[name] for name in (FIX, MIX) if name in result.metrics}
-    return absorb_terms(tree.accumulate(mean, result.tree, 1.0, result.coverage), terms)
+    return add_terms_to_mean(tree.accumulate(mean, result.tree, 1.0, result.coverage), terms)
 
 
 def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
@@ -126,7 +126,7 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
         if name in changes:
             after[MOMENTUM + name] = settings.server_momentum * momentum - changes[name].to(momentum.dtype)
             after[name] = state.tree[name] - after[MOMENTUM + name]
-    return State(after, {**state.facts, **collect_terms(mean)})
+    return State(after, {**state.facts, **extract_terms(mean)})
 
 
 def tested_parameters(state: State) -> Tree:
@@ -151,7 +151,7 @@ def semifl(settings: SemiflSettings) -> Algorithm:
         absorb=absorb,
         aggregate=partial(aggregate, settings),
         evaluated=tested_parameters,
-        server=ServerTraining(partial(train, settings), require_classes, round_terms),
+        server=ServerTraining(partial(train, settings), require_classes, average_terms),
         resources=Resources(step_share=lambda _model, _assignment: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
     )

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from shared.algorithms.base import Cohort
 from shared.algorithms.split import fedsl_server
-from shared.algorithms.split.cut_shapes import MOST_SHAPES
+from shared.algorithms.split.cut_shapes import MAX_CACHED_SHAPES
 from shared.algorithms.split.fedsl import fedsl, splitfed
 from shared.errors import WireError
 from shared.models.base import Model
@@ -357,10 +357,10 @@ def test_a_device_that_names_ever_other_shapes_takes_no_more_memory():
     layers[-1].register_forward_hook(lambda *_: tries.append(1))
     state = algorithm.init(model, 0)
     told = algorithm.assign(state, Cohort(("a",), HYPER, 0, 1), {}, 1)["a"]
-    for side in (*range(1, MOST_SHAPES + 2), 1):
+    for side in (*range(1, MAX_CACHED_SHAPES + 2), 1):
         up = {"features": torch.zeros(4, 2, side, 1), "labels": torch.zeros(4, dtype=torch.uint8)}
         algorithm.split.check_features(model, state, told, up)
-    assert len(tries) == MOST_SHAPES + 2
+    assert len(tries) == MAX_CACHED_SHAPES + 2
 
 
 def test_seeds_of_a_cohort_differ():

@@ -20,7 +20,7 @@ IN_USE = (
 
 
 @contextmanager
-def hold_off_agent(config: AgentConfig) -> Iterator[bool]:
+def block_agent_connection(config: AgentConfig) -> Iterator[bool]:
     """Keep the agent from connecting during the block; yield whether a connection is safe.
 
     Args:
