@@ -140,8 +140,14 @@ class Counting(SqliteStore):
         super().__init__(folder, durable=False)
         self.call = call
 
-    def extend(self, records: Sequence[AnyRecord], payloads: Mapping[str, bytes] = MappingProxyType({})) -> None:
-        super().extend(records, payloads)
+    def extend(
+        self,
+        records: Sequence[AnyRecord],
+        payloads: Mapping[str, bytes] = MappingProxyType({}),
+        *,
+        may_wait: bool = False,
+    ) -> None:
+        super().extend(records, payloads, may_wait=may_wait)
         for record in records:
             if isinstance(record, RoundClosed):
                 self.call(record.round)
