@@ -9,6 +9,7 @@ The process that drives a rollout and commands that give orders both append, aft
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
@@ -218,7 +219,9 @@ class RolloutJournal:
             FileNotFoundError: There is no such rollout.
         """
         if self.path.exists():
-            records = read_database(self.path, self._read_rows, f"{self.path.absolute().as_uri()}?mode=ro")
+            # Of a process that was killed while it appended, a rollback journal remains, which a reader applies.
+            mode = "rw" if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK) else "ro"
+            records = read_database(self.path, self._read_rows, f"{self.path.absolute().as_uri()}?mode={mode}")
         else:
             records = read_lines(self._lines)[self._read_to :]
         self._read_to += len(records)

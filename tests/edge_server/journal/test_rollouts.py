@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sqlite3
 from contextlib import closing
 
@@ -95,6 +97,23 @@ def test_of_a_process_that_is_killed_while_it_appends_all_records_are_there_or_n
         records = RolloutJournal(tmp_path, "a").append()
         assert [record.order for record in records] == ["pause", "resume"] * (len(records) // 2)
         assert len(records) >= 2 * acknowledged.value
+
+
+def die_within_transaction(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE records SET mark = 0")
+        connection.executemany("INSERT INTO records (body, mark) VALUES (?, 1)", [("x" * 5000,)] * 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_reader_takes_back_what_a_killed_process_had_not_committed(journal, tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=die_within_transaction, args=(journal.path,))
+    process.start()
+    process.join()
+    assert journal.path.with_name(f"{journal.path.name}-journal").stat().st_size
+    assert read_rollout(tmp_path, PLAN.deployment) == RECORDS
 
 
 def test_every_damaged_byte_is_told_or_changes_no_record(journal, tmp_path):
