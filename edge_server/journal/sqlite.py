@@ -34,9 +34,13 @@ from shared.transfer import to_file
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
 TABLE_SQL = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
-PAYLOADS = "CREATE TABLE IF NOT EXISTS payloads (name TEXT PRIMARY KEY, body BLOB NOT NULL)"
+PAYLOADS = "CREATE TABLE payloads (name TEXT PRIMARY KEY, body BLOB NOT NULL)"
 """Small payloads of accepted updates, committed with their records; the next update of a name overwrites it."""
+PAYLOADS_SCHEMA = PAYLOADS.replace("TABLE", "TABLE IF NOT EXISTS", 1)
+PAYLOADS_SQL = TABLE_SQL.replace("records", "payloads")
 PUT_PAYLOAD = "INSERT INTO payloads VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
+READ_PAYLOAD = "SELECT CAST(body AS BLOB) FROM payloads WHERE name = ?"
+READ_PAYLOADS = "SELECT rowid, name, CAST(body AS BLOB) FROM payloads ORDER BY rowid"
 INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
 COUNT = "SELECT ifnull(max(rowid), 0) FROM records"
 HAS_INDEX = "SELECT count(*) FROM sqlite_master WHERE sql = ?"  # not one that damage has changed
@@ -91,6 +95,21 @@ def intact_records(journal: Path) -> RecordStream:
     return replace(every, until=until)
 
 
+def _intact_payloads(journal: Path) -> dict[str, bytes]:
+    """Return the payloads of a journal that can be read; whoever uses one compares its digest."""
+    payloads, last = dict[str, bytes](), 0
+    with (
+        suppress(sqlite3.Error, UnicodeDecodeError),
+        closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
+    ):
+        if connection.execute(PAYLOADS_SQL).fetchone() == (PAYLOADS.encode(),):
+            for number, name, body in connection.execute(READ_PAYLOADS):
+                if number <= last:
+                    break  # damaged pages may be out of order
+                payloads[name], last = body, number
+    return payloads
+
+
 def readable_records(folder: Path) -> RecordStream:
     """Return the records of a run; of a damaged journal, those up to the damage."""
     try:
@@ -110,7 +129,7 @@ def salvage(journal: Path, cause: Exception) -> None:
     """
     records = intact_records(journal)
     with explain_disk_errors(journal):
-        partial = _write_beside(journal, records)
+        partial = _write_beside(journal, records, _intact_payloads(journal))
         unused = unused_name(journal)
         os.link(journal, unused)
         with suppress(FileNotFoundError):
@@ -123,14 +142,17 @@ def salvage(journal: Path, cause: Exception) -> None:
     log.error("%s; set aside as %s, continuing from its %d intact records", cause, unused.name, len(records))
 
 
-def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
-    """Write a journal of records under a temporary name; return its path."""
+def _write_beside(journal: Path, records: Iterable[AnyRecord], payloads: Mapping[str, bytes]) -> Path:
+    """Write a journal of records and payloads under a temporary name; return its path."""
     path = journal.with_name(f"{journal.name}.part")
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(SCHEMA)
         connection.execute(INDEX)
         connection.executemany(INSERT, marked_rows(records, 0, encode))
+        if payloads:
+            connection.execute(PAYLOADS)
+            connection.executemany(PUT_PAYLOAD, payloads.items())
     return path
 
 
@@ -189,7 +211,8 @@ class SqliteJournal:
                 self._connection.execute(SCHEMA)
                 if self.durable:
                     self._connection.execute("PRAGMA secure_delete = ON")  # others may get a copy of the file
-                    self._connection.execute(PAYLOADS)
+                    self._connection.execute(PAYLOADS_SCHEMA)
+                    require_table(path, self._connection.execute(PAYLOADS_SQL).fetchone(), PAYLOADS)
                 require_table(path, self._connection.execute(TABLE_SQL).fetchone())
                 self._connection.execute(INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1))  # journals of 0.1 have none
                 self._connection.execute("COMMIT")
@@ -277,18 +300,22 @@ class SqliteJournal:
                 self._connection.execute("ROLLBACK")
 
     def read_payload(self, name: str, transfer: Transfer) -> memoryview:
-        """Return an accepted update's payload; that of a file is not verified.
+        """Return an accepted update's payload; that of a large file is not verified.
 
         Raises:
-            FileNotFoundError: It was deleted.
+            FileNotFoundError: It was deleted, or another update has replaced it.
         """
-        if self.durable and transfer.size <= INLINE_BYTES:
-            with self._lock, translate_sql_errors(self._path):
-                row = self._connection.execute("SELECT body FROM payloads WHERE name = ?", (name,)).fetchone()
-            content = memoryview(bytearray(row[0] if row else b""))  # writable, as a mapped file is
-            if digest([content]) == transfer.digest:
-                return content
-        return to_file.view(self.updates / name)
+        path = self.updates / name
+        if not self.durable or transfer.size > INLINE_BYTES:
+            return to_file.view(path)
+        with self._lock, translate_sql_errors(self._path):
+            row = self._connection.execute(READ_PAYLOAD, (name,)).fetchone()
+        content = memoryview(bytearray(row[0] if row else b""))  # writable, as a mapped file is
+        if digest([content]) != transfer.digest:  # it came in frames
+            content = to_file.view(path)
+            if digest([content]) != transfer.digest:  # a damaged row, and a file of another round or device
+                raise FileNotFoundError(f"{path} has the content of another update")
+        return content
 
     def settle(self) -> None:
         """Wait until the database file alone holds all records up to the last closed round."""
@@ -302,9 +329,10 @@ class SqliteJournal:
         if identity:
             raise ConfigError(f"{path} was replaced by another file during its run; restart the server")
         records = self._read_written()
+        payloads = {name: body for _, name, body in self._connection.execute(READ_PAYLOADS)} if self.durable else {}
         with explain_disk_errors(path), self._copier.copying:
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = _write_beside(path, records)
+            partial = _write_beside(path, records, payloads)
             self._disconnect()  # deletes the log, which must not be applied
             path.with_name(f"{JOURNAL}-wal").unlink(missing_ok=True)
             path.with_name(f"{JOURNAL}-shm").unlink(missing_ok=True)
@@ -416,10 +444,11 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
         raise CorruptFile(f"{path}: {verdict}")
 
 
-def require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
-    """Raise CorruptFile unless the table of records was created by `SCHEMA`."""
-    if table_sql != (TABLE.encode(),):
-        raise CorruptFile(f"{path}: its table of records is missing or of an earlier version")
+def require_table(path: Path, table_sql: tuple[bytes] | None, expected: str = TABLE) -> None:
+    """Raise CorruptFile unless a table, by default that of the records, was created as expected."""
+    if table_sql != (expected.encode(),):
+        table = expected.split()[2]
+        raise CorruptFile(f"{path}: its table of {table} is missing or of an earlier version")
 
 
 def read_database(path: Path, read: Callable[[sqlite3.Connection], R], uri: str = "") -> R:

@@ -23,7 +23,7 @@ from shared.codecs.base import Codec
 from shared.data.moments import INPUT_NAMES
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import payload, wire
-from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
+from shared.protocol.messages import INLINE_BYTES, Assignment, Message, Transfer, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
@@ -183,7 +183,7 @@ class Gather:
         require_trained(update, self.expected[update.device])
         if update.params is None:
             self._store(Candidate(self._record(update, 0)))
-        elif update.payload and payload.digest([memoryview(update.payload)]) == update.params.digest:
+        elif _has_content(update, update.params):
             frames.check_transfer(update.params, limit=self.limit)
             self._drop(update.device)  # frames of the same update
             self._store(
@@ -417,3 +417,9 @@ class Gather:
         await self._answers.under_way.wait()
         for device in list(self._arrivals):
             self._drop(device)
+
+
+def _has_content(update: Update, params: Transfer) -> bool:
+    """Return true if an update contains its whole payload, undamaged; any other is requested in frames."""
+    is_small = len(update.payload) == params.size <= INLINE_BYTES  # the store looks for larger ones in files
+    return is_small and payload.digest([memoryview(update.payload)]) == params.digest

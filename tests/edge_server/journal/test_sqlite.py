@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -268,17 +270,64 @@ def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(t
     other.close()
 
 
+def accept_small(number: int, device: str = "a") -> tuple[UpdateAccepted, bytes, Transfer]:
+    """Return the record of an accepted update, its payload, and the transfer that names it."""
+    content = bytes([number]) * 5000
+    params = Transfer(digest=digest([memoryview(content)]), size=len(content), frame_bytes=1024)
+    update = Update(run="run", round=number, device=device, params=params)
+    return UpdateAccepted(round=number, device=device, update=update, bytes_up=5000), content, params
+
+
+@pytest.mark.parametrize("harm", ["deleted", "damaged record", "damaged table of payloads"])
+def test_small_payloads_survive_the_loss_of_their_journal(tmp_path, harm):
+    """Their devices have been told that they are stored. Of a table that is of no use, no payload is read."""
+    first, content, params = accept_small(1)
+    second, _, _ = accept_small(2, "b")
+    store = SqliteStore(tmp_path)
+    store.extend([first], {"a": content})
+    store.append(second)
+    if harm == "deleted":
+        (tmp_path / JOURNAL).unlink()
+        store.append(closing(1))
+        assert store.read_payload("a", params) == content
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / JOURNAL)) as connection, connection:
+        if harm == "damaged record":
+            connection.execute("UPDATE records SET mark = 7 WHERE rowid = 2")
+        if harm == "damaged table of payloads":
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'body', 'bodx') WHERE name = 'payloads'")
+    store = SqliteStore(tmp_path)
+    assert list(store.records())[:1] == [first]
+    if harm == "damaged table of payloads":
+        with pytest.raises(FileNotFoundError):
+            store.read_payload("a", params)
+        store.extend([first], {"a": content})
+    assert store.read_payload("a", params) == content
+    store.close()
+
+
+def test_a_damaged_small_payload_is_not_replaced_by_a_file_of_another_update(tmp_path):
+    """The file of a device is that of an earlier round, or even of another device, whose file it took over."""
+    record, content, params = accept_small(1)
+    store = SqliteStore(tmp_path)
+    store.extend([record], {"a": content})
+    store.updates.mkdir()
+    (store.updates / "a").write_bytes(bytes([2]) * 5000)
+    assert store.read_payload("a", params) == content
+    with contextlib.closing(sqlite3.connect(tmp_path / JOURNAL)) as connection, connection:
+        connection.execute("UPDATE payloads SET body = 7")
+    with pytest.raises(FileNotFoundError):
+        store.read_payload("a", params)
+    (store.updates / "a").write_bytes(content)  # received in frames
+    assert store.read_payload("a", params) == content
+    store.close()
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_small_payload_is_stored_with_its_record_until_the_run_ends(tmp_path, durable):
     """The next update of a device replaces it; of a server that was killed, it is there; then no file has its bytes."""
-    contents = [bytes([number]) * 5000 for number in (1, 2)]
-    transfers = [Transfer(digest=digest([memoryview(data)]), size=5000, frame_bytes=1024) for data in contents]
-    first, second = (
-        UpdateAccepted(
-            round=number, device="a", update=Update(run="run", round=number, device="a", params=params), bytes_up=5000
-        )
-        for number, params in enumerate(transfers, 1)
-    )
+    (first, second), contents, transfers = zip(*map(accept_small, (1, 2)), strict=True)
     store = SqliteStore(tmp_path, durable=durable)
     store.extend([first], {"a": contents[0]})
     assert store.read_payload("a", transfers[0]) == contents[0]

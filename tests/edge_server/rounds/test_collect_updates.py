@@ -9,10 +9,11 @@ import msgspec
 import pytest
 import torch
 
-from edge_server.journal.records import RoundClosed, UpdateAccepted
+from edge_server.journal.records import AnyRecord, RoundClosed, UpdateAccepted
+from edge_server.rounds import collect_updates
 from shared.errors import Unrecordable
 from shared.protocol import payload
-from shared.protocol.messages import BLOCK_BYTES, Ack, Status, Task, Transfer, Want
+from shared.protocol.messages import BLOCK_BYTES, INLINE_BYTES, Ack, Message, Status, Task, Transfer, Want
 from shared.transfer import frames
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual
 
@@ -304,6 +305,32 @@ def test_a_device_that_is_back_is_asked_at_once_for_what_was_under_way(tmp_path,
             return asked_s
 
     assert virtual(play()) == pytest.approx(0.0 if session == 2 else 10.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("announced", "most"), [(-1, INLINE_BYTES), (1, INLINE_BYTES), (20 << 10, INLINE_BYTES), (2**31, 1 << 40), (0, 100)]
+)
+def test_content_in_an_update_that_is_not_the_announced_small_payload_is_not_stored(
+    tmp_path, monkeypatch, announced, most
+):
+    """Accepted, it would be looked for in a file, which may be that of an earlier round or another device."""
+    monkeypatch.setattr(collect_updates, "INLINE_BYTES", most)
+
+    async def play() -> tuple[RoundClosed, Message, list[AnyRecord]]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            content = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), content, payload=content)
+            params = msgspec.structs.replace(update.params, size=len(content) + announced)
+            await one.say(msgspec.structs.replace(update, params=params))
+            reply = await one.heard()
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0], reply, list(here.store.records())
+
+    closed, reply, records = virtual(play())
+    assert isinstance(reply, Want) or reply.verdict == "refused"
+    assert closed.arrived == ("two",)
+    assert [record.device for record in records if isinstance(record, UpdateAccepted)] == ["two"]
 
 
 def test_a_small_payload_inside_the_update_is_stored_without_frames(tmp_path):
