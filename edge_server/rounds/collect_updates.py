@@ -314,7 +314,9 @@ class Gather:
             self.accepted[record.device] = record
             log_phase(log, "stored", run=self.run, round=self.number, device=record.device)
             await self._settle(record.update, "accepted")
-        del self._storing[record.device]  # not after an unexpected error: `watch` must raise it
+        # Not after an unexpected error, which `watch` must raise; and its content may be arriving again already.
+        if self._storing.get(record.device) is asyncio.current_task():
+            del self._storing[record.device]
 
     async def _handle_invalid(self, candidate: Candidate, error: WireError) -> None:
         """Request an update that was damaged in transit again; refuse any other."""

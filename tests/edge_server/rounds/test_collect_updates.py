@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 
 from edge_server.journal.records import AnyRecord, RoundClosed, UpdateAccepted
 from edge_server.rounds import collect_updates
+from edge_server.rounds.collect_updates import Gather
 from shared.errors import Unrecordable
 from shared.protocol import payload
 from shared.protocol.messages import BLOCK_BYTES, INLINE_BYTES, Ack, Message, Status, Task, Transfer, Want
@@ -282,6 +284,36 @@ def test_an_update_that_is_always_damaged_is_refused(tmp_path):
     closed, verdicts = virtual(play())
     assert verdicts == ["refused"]
     assert (closed.arrived, set(closed.failed)) == (("two",), {"one"})
+
+
+def test_content_that_comes_again_while_its_request_is_being_sent_is_stored_once(tmp_path, monkeypatch, caplog):
+    """The connection to the broker is slow; the end of the first check must not end the account of the second."""
+    request = Gather.handle_reconnect
+
+    async def request_slowly(gather: Gather, device: str) -> None:
+        await request(gather, device)
+        await asyncio.sleep(1)
+
+    async def play() -> RoundClosed:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            await one.say(update)
+            await one.heard()
+            monkeypatch.setattr(Gather, "handle_reconnect", request_slowly)
+            for content in (data[:-1] + b"!", data):
+                for index in range(update.params.blocks):
+                    await one.say(frame(update.params, index, content))
+                await asyncio.sleep(0.4)
+            await asyncio.sleep(1)
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0]
+
+    closed = virtual(play())
+    gc.collect()
+    assert closed.arrived == ("one", "two")
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 @pytest.mark.parametrize("session", [1, 2], ids=["the same session", "a new session"])
