@@ -9,7 +9,7 @@ import msgspec
 
 from edge_server.plan.sections import Section
 from edge_server.plan.simulated_devices import (
-    After,
+    AfterEnd,
     Again,
     Span,
     range_ends,
@@ -155,7 +155,7 @@ class TraceLink(BaseLink, frozen=True, kw_only=True, tag="trace"):
     down_column: str = ""
     scale: float = 1.0
     offset_s: Span = 0.0
-    after: After = "repeat"
+    after: AfterEnd = "repeat"
 
     def __post_init__(self) -> None:
         super().__post_init__()

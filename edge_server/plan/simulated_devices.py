@@ -14,7 +14,7 @@ Span: TypeAlias = float | tuple[float, float]
 """A figure, or the (low, high) range that it is drawn from."""
 Again: TypeAlias = Literal["never", "round"] | float
 """When a range is drawn again: never, every round, or after this many virtual seconds."""
-After: TypeAlias = Literal["hold", "repeat", "zero"]
+AfterEnd: TypeAlias = Literal["hold", "repeat", "zero"]
 """Behaviour after the end of a trace."""
 
 

@@ -1,4 +1,4 @@
-"""Checks of model serving, each with its remedy; module `serving` gathers their data."""
+"""Model-serving checks of `device-agent doctor`, each with its remedy."""
 
 from __future__ import annotations
 

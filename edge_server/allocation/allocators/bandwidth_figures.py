@@ -1,4 +1,4 @@
-"""Figures of `bandwidth`: options, limits of a round, device estimates.
+"""Options, round limits and device estimates of the `bandwidth` allocator.
 
 The time of a local iteration is measured before round 1, or is that of a task divided by its iterations.
 """
@@ -89,7 +89,7 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
         return personal * (1 - part), warm * part, shared * part
 
 
-def limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:
+def compute_limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:
     """Return the seconds of a task, the sizes of the model's parts, and the iterations on each."""
     sizes = setting.sizes
     settings = {**setting.plan.algorithm.options, **sizes.facts}
@@ -104,7 +104,7 @@ def _count(value: Scalar | None, default: int) -> float:
     return float(value) if isinstance(value, int | float) and value >= 0 else float(default)
 
 
-def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
+def estimate_figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
     """Return a device's figures: link, and cost of a local iteration."""
     estimates = link_estimates(device, options)
     estimates["step_s"] = _step_estimate(device, options, limits)

@@ -96,7 +96,7 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
         return sorted({self.theta_min, 1.0} | {level for level in between | {DENSE} if self.theta_min < level < 1})
 
 
-def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
+def compute_limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
     """Return seconds of a task (15b), joules of the round (15c), tau, M and model sizes."""
     spending, place = setting.spending, round_place(setting.plan, setting.number)
     limits = {"deadline_s": _fixed_deadline(options, setting)}
@@ -235,7 +235,7 @@ def _count(value: object, default: int) -> float:
     return float(value) if isinstance(value, int) and value >= 0 else float(default)
 
 
-def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
+def estimate_figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
     """Return a device's figures: link, cost of a local step, gradient moments."""
     estimates = link_estimates(device, options)
     estimates |= {

@@ -64,12 +64,12 @@ class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
         return (2 + keep**2) / 3 if self.curve == "frozen" else keep**2
 
 
-def limits(options: KeepOptions, setting: RoundSetting) -> dict[str, float]:
+def compute_limits(options: KeepOptions, setting: RoundSetting) -> dict[str, float]:
     """Return the seconds and joules of a task, and the model's size."""
     return task_limits(setting, options.deadline_s, options.joules)
 
 
-def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
+def estimate_figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
     """Return a device's figures: link, and cost of a task with the whole model."""
     seconds, joules = (_whole_task(device, part, options) for part in ("compute_s", "compute_joules"))
     if (timed := device.timed) and options.steps:

@@ -115,7 +115,7 @@ class WaveOpened(RolloutRecord, frozen=True, kw_only=True):
     canary: bool = False
 
 
-class BoardTold(RolloutRecord, frozen=True, kw_only=True):
+class BoardReported(RolloutRecord, frozen=True, kw_only=True, tag="BoardTold"):  # the name in existing journals
     """A board reported a new state of the model."""
 
     device: str
@@ -165,7 +165,7 @@ class RolloutEnded(RolloutRecord, frozen=True, kw_only=True):
 
 
 AnyRolloutRecord: TypeAlias = (
-    RolloutStarted | WaveOpened | BoardTold | BoardGivenUp | PartsSent | RolloutOrdered | RolloutEnded
+    RolloutStarted | WaveOpened | BoardReported | BoardGivenUp | PartsSent | RolloutOrdered | RolloutEnded
 )
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -302,7 +302,7 @@ def read_model_statuses(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus
     """Return the last status that each board reported of each model, by device and model, over all rollouts."""
     latest: dict[str, dict[str, tuple[str, ModelStatus]]] = {}
     for record in chain.from_iterable(readable_rollouts(data_dir)):
-        if isinstance(record, BoardTold):
+        if isinstance(record, BoardReported):
             by_model = latest.setdefault(record.device, {})
             if record.at >= by_model.get(record.status.name, ("",))[0]:
                 by_model[record.status.name] = record.at, record.status

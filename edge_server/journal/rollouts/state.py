@@ -12,7 +12,7 @@ import msgspec
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
     BoardGivenUp,
-    BoardTold,
+    BoardReported,
     Order,
     Outcome,
     PartsSent,
@@ -106,7 +106,7 @@ class RolloutState:
                 for device in record.devices:
                     status = self.statuses.get(device)
                     self.before.setdefault(device, status.committed if status else 0)
-            case BoardTold() if record.status.name == self.plan.name:
+            case BoardReported() if record.status.name == self.plan.name:
                 self.statuses[record.device] = record.status
             case BoardGivenUp():
                 self.given_up[record.device] = record.cause

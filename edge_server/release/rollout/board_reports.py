@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edge_server.fleet.record_limiter import RecordLimiter
 from edge_server.fleet.state import Fleet
-from edge_server.journal.rollouts.file import BoardTold
+from edge_server.journal.rollouts.file import BoardReported
 from edge_server.release.rollout.due_messages import boards_fetching, boards_prefetching
 from edge_server.release.rollout.record_log import RecordLog
 from edge_server.release.rollout.waves import Board
@@ -115,7 +115,7 @@ class BoardReports:
         if recorded and _recorded_fields(recorded) == _recorded_fields(status):
             return
         if self._limiter.take(device, self.clock()):
-            self.log.add(BoardTold(at=utc_stamp(), device=device, status=status))
+            self.log.add(BoardReported(at=utc_stamp(), device=device, status=status))
         else:
             self._unrecorded.add(device)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
     BoardGivenUp,
-    BoardTold,
+    BoardReported,
     RolloutEnded,
     RolloutOrdered,
     WaveOpened,
@@ -131,7 +131,9 @@ class RolloutEngine:
         match decision:
             case OpenWave():
                 reports = [(device, self._reports.models[device]) for device in decision.devices]
-                records = [BoardTold(at=now, device=device, status=status) for device, status in reports if status.name]
+                records = [
+                    BoardReported(at=now, device=device, status=status) for device, status in reports if status.name
+                ]
                 return [*records, WaveOpened(at=now, devices=decision.devices, canary=decision.canary)]
             case IssueOrder():
                 return [RolloutOrdered(at=now, order=decision.order, cause=decision.cause)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
     BoardGivenUp,
-    BoardTold,
+    BoardReported,
     PartsSent,
     RolloutEnded,
     RolloutOrdered,
@@ -73,7 +73,7 @@ def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
         case WaveOpened():
             kind = "canary" if record.canary else "wave"
             line = f"{kind} {len(state.waves)}: {join_names(tuple(record.devices))}"
-        case BoardTold() if record.device in state.offered_boards:
+        case BoardReported() if record.device in state.offered_boards:
             status = record.status
             text = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
             line = f"{record.device}: {text} {printable_text(status.reason)}".rstrip()

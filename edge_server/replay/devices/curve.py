@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Literal, TypeAlias
 
-After: TypeAlias = Literal["hold", "repeat", "zero"]
-"""Behaviour after the last step: hold its value, repeat the curve, or stay at zero."""
+from edge_server.plan.simulated_devices import AfterEnd
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,13 @@ class Curve:
     Attributes:
         edges: Start of each step, the first at 0, and end of the last; shape (N + 1,).
         values: Value of each step; shape (N,).
+        after: Hold the last value, repeat the curve, or stay at zero.
         begin_s: Position of virtual second 0 on the axis of the edges.
     """
 
     edges: tuple[float, ...]
     values: tuple[float, ...]
-    after: After = "hold"
+    after: AfterEnd = "hold"
     begin_s: float = 0.0
     _sums: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
@@ -133,7 +132,7 @@ def constant(value: float) -> Curve:
     return Curve(edges=(0.0, math.inf), values=(value,))
 
 
-def steps(pairs: Iterable[tuple[float, float]], *, after: After = "hold", end_s: float | None = None) -> Curve:
+def steps(pairs: Iterable[tuple[float, float]], *, after: AfterEnd = "hold", end_s: float | None = None) -> Curve:
     """Return a curve of steps.
 
     Args:

@@ -1,4 +1,4 @@
-"""Transfer rate over virtual time."""
+"""Interface of a link's rate over virtual time; fixed shares."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from edge_server.plan.links import TraceLink
-from edge_server.plan.simulated_devices import After
+from edge_server.plan.simulated_devices import AfterEnd
 from edge_server.replay.devices.components import LinkModel
 from edge_server.replay.devices.csv_series import (
     Where,
@@ -35,7 +35,7 @@ class LinkSeries(NamedTuple):
     column: str
     where: Where
     name: str
-    after: After
+    after: AfterEnd
     scale: float
 
 

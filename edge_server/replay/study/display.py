@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from edge_server.replay.study.result import Began, Ended
+from edge_server.replay.study.result import CellEnded, CellStarted
 from edge_server.report.progress_bar import NewsBar, print_line
 from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.clock import Clock, monotonic
@@ -21,9 +21,9 @@ class StudyDisplay:
         self.bar = NewsBar(console)
         self._task = self.bar.add_task("cells", total=total, completed=done, news="")
 
-    def tell(self, news: Began | Ended) -> None:
+    def tell(self, news: CellStarted | CellEnded) -> None:
         """Show the start or end of a cell."""
-        if isinstance(news, Began):
+        if isinstance(news, CellStarted):
             self._running.add(news.cell)
         else:
             self._running.discard(news.cell)

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from edge_server.replay.study.result import Began, Ended, Order
+from edge_server.replay.study.result import CellEnded, CellStarted, Order
 from shared.runtime.logs import last_line
 from shared.runtime.processes import wait_or_kill
 
-Tell: TypeAlias = Callable[[Began | Ended], None]
+Tell: TypeAlias = Callable[[CellStarted | CellEnded], None]
 
 MODULE = "edge_server.replay.study.worker"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -56,8 +56,8 @@ async def _work(queue: deque[Order], log: Path, tell: Tell) -> None:
         async with _process(log) as process:
             while queue and process.returncode is None:
                 order = queue.popleft()
-                tell(Began(order.cell, process.pid))
-                tell(Ended(order.cell, await _run_order(process, order, log)))
+                tell(CellStarted(order.cell, process.pid))
+                tell(CellEnded(order.cell, await _run_order(process, order, log)))
 
 
 async def _run_order(process: Process, order: Order, log: Path) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from edge_server.journal.runs import read_versions
 from edge_server.replay.study.cell import run_remote_cell
 from edge_server.replay.study.pool import Tell, await_all
-from edge_server.replay.study.result import Began, Ended, Order
+from edge_server.replay.study.result import CellEnded, CellStarted, Order
 from shared.errors import ConfigError
 from shared.runtime.extras import install_command
 
@@ -53,7 +53,7 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
 
 async def _run(ray: Any, remote_perform: Any, order: Order, slots: asyncio.Semaphore, tell: Tell) -> None:
     async with slots:
-        tell(Began(order.cell, None))
+        tell(CellStarted(order.cell, None))
         reference = remote_perform.remote(msgspec.json.encode(order), read_versions())
         cause = ""
         try:
@@ -71,7 +71,7 @@ async def _run(ray: Any, remote_perform: Any, order: Order, slots: asyncio.Semap
                 path = Path(order.place) / order.cell / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-        tell(Ended(order.cell, cause))
+        tell(CellEnded(order.cell, cause))
 
 
 def _connect(ray: Any, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Job and result of one cell of a study."""
+"""Order, start, end and result of one cell of a study."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest
 
 
-class Began(NamedTuple):
+class CellStarted(NamedTuple):
     """Start of a cell, by a local process or, if None, on a cluster."""
 
     cell: str
     process: int | None
 
 
-class Ended(NamedTuple):
+class CellEnded(NamedTuple):
     """End of a cell; `cause` is empty if it succeeded."""
 
     cell: str
     cause: str
 
 
-def order_of(cell: Cell, place: Path) -> Order:
+def make_order(cell: Cell, place: Path) -> Order:
     """Return the order to run a cell below `place`."""
     return Order(cell=cell.name, plan=cell.plan, devices=cell.devices, place=str(place))
 

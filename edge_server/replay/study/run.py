@@ -17,7 +17,7 @@ import msgspec
 from edge_server.journal.runs import read_versions
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
-from edge_server.replay.study.result import Began, Ended, Order, Result, order_of, read_result
+from edge_server.replay.study.result import CellEnded, CellStarted, Order, Result, make_order, read_result
 from edge_server.replay.study.sites import digest_cell
 from edge_server.replay.study.spec import Study
 from edge_server.replay.study.summary import StudySummary, is_complete, summarise
@@ -71,10 +71,10 @@ def complete_study(
     causes: dict[str, str] = {}
     part = folder / PART
 
-    def settle(news: Began | Ended) -> None:
-        if isinstance(news, Ended) and news.cause:
+    def settle(news: CellStarted | CellEnded) -> None:
+        if isinstance(news, CellEnded) and news.cause:
             causes[news.cell] = news.cause
-        elif isinstance(news, Ended):
+        elif isinstance(news, CellEnded):
             shutil.rmtree(folder / news.cell, ignore_errors=True)
             (part / news.cell).rename(folder / news.cell)
         tell(news)
@@ -88,7 +88,7 @@ def complete_study(
             settings = {cell.name: {"variant": cell.variant, **cell.settings, **cell.seeds} for cell in cells}
             as_run = StudyRecord(study=study, plan=plan, versions=read_versions(), cells=settings)
             replace_file(folder / "study.json", _json(as_run), durable=False)
-            run([order_of(cell, part) for cell in cells if cell.name not in results], part, settle)
+            run([make_order(cell, part) for cell in cells if cell.name not in results], part, settle)
             summary = summarise(study.name, cells, results_in(folder, cells), causes, study.report.target)
             replace_file(folder / "summary.json", _json(summary), durable=False)
             replace_file(folder / "summary.csv", groups_csv(summary.groups).encode(), durable=False)

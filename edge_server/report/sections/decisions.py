@@ -1,4 +1,4 @@
-"""Report section: cohorts, arrivals and assigned values by round."""
+"""Report section: selected devices, arrivals and task settings by round."""
 
 from __future__ import annotations
 

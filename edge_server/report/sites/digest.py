@@ -1,4 +1,7 @@
-"""Digest of the sites of a plan; rounds are edge rounds, named `global.edge`."""
+"""Report digest of a plan with several sites.
+
+Rounds are edge rounds, named `global.edge`.
+"""
 
 from __future__ import annotations
 

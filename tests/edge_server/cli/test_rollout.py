@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.journal.rollouts.file import BoardTold, PartsSent, RolloutEnded, RolloutPlan, WaveOpened
+from edge_server.journal.rollouts.file import BoardReported, PartsSent, RolloutEnded, RolloutPlan, WaveOpened
 from edge_server.release.rollout import drive
 from edge_server.release.rollout.orders import LoadedRollout, begin_rollout, open_rollout
 from edge_server.report.page import render_page
@@ -137,9 +137,9 @@ def known(tmp_path) -> LoadedRollout:
     found.journal.append(
         WaveOpened(at=AT, devices={"pi-in-the-far-corner": "raspberry-pi-4b"}, canary=True),
         PartsSent(at=AT, devices=("pi-in-the-far-corner",), size=11_000, sent=11_100),
-        BoardTold(at=AT, device="pi-in-the-far-corner", status=done),
+        BoardReported(at=AT, device="pi-in-the-far-corner", status=done),
         WaveOpened(at=AT, devices={"jetson-1": "nvidia-orin-nano-8gb"}),
-        BoardTold(at=AT, device="jetson-1", status=no),
+        BoardReported(at=AT, device="jetson-1", status=no),
     )
     return open_rollout(tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 from edge_server.journal import sqlite
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed
-from edge_server.journal.rollouts.file import BoardTold, RolloutJournal
+from edge_server.journal.rollouts.file import BoardReported, RolloutJournal
 from edge_server.journal.stream import decode_row, row_mark
 from shared.errors import Unrecordable, WireError
 from shared.protocol.clip import clip_releases
@@ -118,9 +118,9 @@ def test_it_is_a_refusal_of_what_came():
 def test_a_boards_figure_that_is_none_spoils_no_journal_of_a_rollout(tmp_path, figure):
     status = ModelStatus(name="net", committed=1, figures={"p95_s": figure, "requests": 3.0})
     with pytest.raises(Unrecordable, match="p95_s"):
-        RolloutJournal(tmp_path, "0001").append(BoardTold(at="now", device="a", status=status))
+        RolloutJournal(tmp_path, "0001").append(BoardReported(at="now", device="a", status=status))
     [clipped] = clip_releases(Releases(device="a", models=(status,))).models
     assert clipped.figures == {"requests": 3.0}
-    record = BoardTold(at="now", device="a", status=clipped)
+    record = BoardReported(at="now", device="a", status=clipped)
     RolloutJournal(tmp_path, "0001").append(record)
     assert RolloutJournal(tmp_path, "0001").news() == [record]

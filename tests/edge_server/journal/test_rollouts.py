@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from edge_server.journal.rollouts.file import (
-    BoardTold,
+    BoardReported,
     RolloutEnded,
     RolloutJournal,
     RolloutOrdered,
@@ -33,7 +33,7 @@ PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="0" * 6
 RECORDS = [
     RolloutStarted(at=AT, plan=PLAN),
     WaveOpened(at=AT, devices={"pi-1": "pi-4"}, canary=True),
-    BoardTold(at=AT, device="pi-1", status=ModelStatus(name="net", committed=2, state="committed")),
+    BoardReported(at=AT, device="pi-1", status=ModelStatus(name="net", committed=2, state="committed")),
     RolloutEnded(at=AT, outcome="finished"),
 ]
 
@@ -191,7 +191,7 @@ def test_a_rollout_that_is_not_there_names_those_that_are(journal, tmp_path):
 def test_the_last_word_of_each_board_counts_over_all_rollouts(journal, tmp_path, caplog):
     newer = RolloutJournal(tmp_path, "0002-net-3-bbbb")
     known = ModelStatus(name="net", committed=3, previous=2, state="committed")
-    newer.append(RolloutStarted(at=AT, plan=PLAN), BoardTold(at="20260102T000000Z", device="pi-1", status=known))
+    newer.append(RolloutStarted(at=AT, plan=PLAN), BoardReported(at="20260102T000000Z", device="pi-1", status=known))
     (tmp_path / "rollouts" / "0003-damaged.jsonl").write_text("no record\n")
     assert read_model_statuses(tmp_path) == {"pi-1": {"net": known}}
     assert "0003-damaged" in caplog.text

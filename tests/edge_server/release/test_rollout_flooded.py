@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 import pytest
 
-from edge_server.journal.rollouts.file import BoardTold, read_rollout
+from edge_server.journal.rollouts.file import BoardReported, read_rollout
 from edge_server.release.rollout.board_reports import STATUS_BURST
 from shared.protocol import wire
 from shared.protocol.inference.rollout import ModelStatus, Releases
@@ -50,7 +50,7 @@ async def saying(site, words):
 
 def told(site, known, device):
     records = read_rollout(site.data_dir, known.state.plan.deployment)
-    return [one for one in records if isinstance(one, BoardTold) and one.device == device]
+    return [one for one in records if isinstance(one, BoardReported) and one.device == device]
 
 
 def test_a_board_that_says_another_thing_all_the_time_fills_no_journal(tmp_path, virtually, caplog):

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.journal.rollouts.file import (
     BoardGivenUp,
-    BoardTold,
+    BoardReported,
     RolloutOrdered,
     RolloutPlan,
     WaveOpened,
@@ -62,7 +62,7 @@ class Site:
         """Have a board say how it stands; the journal knows it, as it does before anything is decided."""
         self.boards[device] = self.boards[device]._replace(status=status)
         if device in self.state.offered_boards:
-            self.state.apply(BoardTold(at=AT, device=device, status=status))
+            self.state.apply(BoardReported(at=AT, device=device, status=status))
 
     def turn(self, device: str, *, online: bool) -> None:
         self.boards[device] = self.boards[device]._replace(online=online)
@@ -74,7 +74,7 @@ class Site:
             for device in found.devices:
                 status = self.boards[device].status
                 if status:
-                    self.state.apply(BoardTold(at=AT, device=device, status=status))
+                    self.state.apply(BoardReported(at=AT, device=device, status=status))
             self.state.apply(WaveOpened(at=AT, devices=found.devices, canary=found.canary))
             self.opened.append(found)
         return found

@@ -53,7 +53,7 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     without_small,
 )
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
-from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, assign
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, assign_training
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import (
     CONSISTENCY,
@@ -232,7 +232,7 @@ def fedmatch(settings: FedmatchSettings) -> Algorithm:
     return Algorithm(
         kinds=frozenset({"classification"}),
         init=partial(init, settings),
-        assign=partial(assign, settings),
+        assign=partial(assign_training, settings),
         broadcast=partial(broadcast, settings),
         local=partial(local, settings),
         absorb=partial(absorb, settings),

@@ -29,7 +29,7 @@ from torch import Tensor
 from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining, network_leaves
 from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGENCE, SwitchSettings, local
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
-from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, TrainingCopy, assign_training
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import CONSISTENCY, add_terms_to_mean, average_terms, read_number
 from shared.algorithms.semisupervised.semisfl import check_update, students_leaves, teacher_of
@@ -55,7 +55,7 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
     Raises:
         ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
-    student, teacher = Leaves.copy_from(model, state.tree), take_prefix(state.tree, TEACHER)
+    student, teacher = TrainingCopy.copy_from(model, state.tree), take_prefix(state.tree, TEACHER)
     followed, hyper = int(read_number(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not followed)
 
@@ -115,7 +115,7 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
     return Algorithm(
         kinds=frozenset({"classification"}),
         init=init,
-        assign=partial(assign, settings),
+        assign=partial(assign_training, settings),
         broadcast=partial(broadcast, settings),
         local=partial(local, settings),
         absorb=partial(absorb, settings),

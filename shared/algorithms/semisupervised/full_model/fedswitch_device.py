@@ -17,8 +17,8 @@ from shared.algorithms.base import Batches, Outcome, Result
 from shared.algorithms.local_training import epochs
 from shared.algorithms.semisupervised.full_model.network_steps import (
     Descent,
-    Leaves,
     StepLoss,
+    TrainingCopy,
     require_examples,
     unlabelled_views,
 )
@@ -100,7 +100,7 @@ class Adaptation:
 
     settings: SwitchSettings
     model: Model
-    student: Leaves
+    student: TrainingCopy
     teacher: Tree
 
     def objective(self, weak: Tensor, strong: Tensor) -> StepLoss:
@@ -137,7 +137,7 @@ def local(
     if mean is not None:
         metrics[DIVERGENCE] = divergence_from_uniform(mean)
         teacher = teacher if use_teacher(mean, settings.switch_divergence) else {}
-    adaptation = Adaptation(settings, model, Leaves.copy_from(model, student), teacher)
+    adaptation = Adaptation(settings, model, TrainingCopy.copy_from(model, student), teacher)
     views = unlabelled_views(settings, batches, assignment, "weak", "strong")
     descent = Descent([*adaptation.student.weights.items()], assignment.hyper, settings.nesterov)
     summary = descent.take((adaptation.objective(weak, strong) for _, (weak, strong) in views), after=adaptation.adapt)

@@ -1,4 +1,4 @@
-"""SGD steps on a whole network: objective, descent and summary.
+"""Training of a whole network by SGD: parameters, loss, steps and tasks.
 
 SemiFL (https://arxiv.org/abs/2106.01432), FedMatch (https://arxiv.org/abs/2006.12097) and FedSwitch
 (https://arxiv.org/abs/2301.10114) differ in the loss of a step and in the leaves that it moves; the steps of devices
@@ -30,7 +30,7 @@ FORWARD = 1 / 3
 
 
 @dataclass(frozen=True)
-class Leaves:
+class TrainingCopy:
     """Private copy of a network's parameters for training.
 
     Attributes:
@@ -42,7 +42,7 @@ class Leaves:
     buffers: Tree
 
     @classmethod
-    def copy_from(cls, model: Model, tree: Mapping[str, Tensor]) -> Leaves:
+    def copy_from(cls, model: Model, tree: Mapping[str, Tensor]) -> TrainingCopy:
         """Return copies of a network's leaves in a tree; others are omitted."""
         trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
         names = model.tree().keys()
@@ -166,7 +166,7 @@ def unlabelled_views(
         )
 
 
-def assign(
+def assign_training(
     settings: LabelledSettings,
     state: State,
     cohort: Cohort,

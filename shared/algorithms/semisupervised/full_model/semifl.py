@@ -36,7 +36,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining, network_leaves
 from shared.algorithms.semisupervised.full_model.labelled_steps import supervise
-from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Leaves, assign
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, TrainingCopy, assign_training
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.algorithms.semisupervised.learner import run_part
@@ -77,7 +77,7 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
     """
     require_classes(model, labelled)
     sent, rounds = broadcast(state), int(read_number(state.facts, ROUNDS))
-    leaves, hyper = Leaves.copy_from(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    leaves, hyper = TrainingCopy.copy_from(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
 
     def network(view: Tensor) -> Tensor:
         return run_part(model, model.layers, leaves.all, view, train=True)
@@ -145,7 +145,7 @@ def semifl(settings: SemiflSettings) -> Algorithm:
     return Algorithm(
         kinds=frozenset({"classification"}),
         init=init,
-        assign=partial(assign, settings, epochs=settings.epochs),
+        assign=partial(assign_training, settings, epochs=settings.epochs),
         broadcast=broadcast,
         local=partial(local, settings),
         absorb=absorb,

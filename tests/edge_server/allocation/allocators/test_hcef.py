@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.allocation.allocators.hcef_figures import FARTHEST, HcefOptions, capped_mean, limits, spread_estimates
+from edge_server.allocation.allocators.hcef_figures import (
+    FARTHEST,
+    HcefOptions,
+    capped_mean,
+    compute_limits,
+    spread_estimates,
+)
 from edge_server.allocation.coordinator import convert_options, decide, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
@@ -363,19 +369,22 @@ def setting(folder, number: int, *, joules: float = 90.0, options: str = "", **m
 
 def test_limits_are_what_the_budgets_leave(tmp_path):
     """(15b) and (15c) of one edge round a global one: 60 s and 210 J for six rounds."""
-    found = limits(HcefOptions(), setting(tmp_path, 5))
+    found = compute_limits(HcefOptions(), setting(tmp_path, 5))
     assert (found["deadline_s"], found["round_joules"]) == pytest.approx((10.0, 35.0))
     assert (found["local_steps"], found["gradients"]) == (6.0, 2.0)
-    assert limits(HcefOptions(deadline_s=2.0), setting(tmp_path, 5))["deadline_s"] == 2.0
-    over = limits(HcefOptions(), setting(tmp_path, 5, joules=500.0))
+    assert compute_limits(HcefOptions(deadline_s=2.0), setting(tmp_path, 5))["deadline_s"] == 2.0
+    over = compute_limits(HcefOptions(), setting(tmp_path, 5, joules=500.0))
     assert over["round_joules"] == 0.0
-    assert limits(HcefOptions(), setting(tmp_path, 11))["deadline_s"] == pytest.approx(30.0)  # that of [round] is less
+    late = compute_limits(HcefOptions(), setting(tmp_path, 11))
+    assert late["deadline_s"] == pytest.approx(30.0)  # that of [round] is less
 
 
 def test_gradients_cost_time_in_rounds_with_estimates_alone(tmp_path):
     at = setting(tmp_path, 5)
     at = dataclasses.replace(at, sizes=dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": 4}))
-    found = [limits(HcefOptions(), dataclasses.replace(at, number=number))["gradients"] for number in (1, 2, 4, 5)]
+    found = [
+        compute_limits(HcefOptions(), dataclasses.replace(at, number=number))["gradients"] for number in (1, 2, 4, 5)
+    ]
     assert found == [2.0, 0.0, 0.0, 2.0]
 
 
@@ -392,7 +401,7 @@ def test_the_cost_of_estimates_is_spread_over_all_rounds(tmp_path, rounds, edge_
     for number in range(1, rounds + 1):
         now = RunSpending(seconds=0.0, joules=spent_j, charged=0.0, is_whole=True, unmetered=())
         round_ = dataclasses.replace(at, plan=plan, sizes=sizes, number=number, spending=now, last_limits=before)
-        found = spread_estimates(HcefOptions(), round_, limits(HcefOptions(), round_), figures)
+        found = spread_estimates(HcefOptions(), round_, compute_limits(HcefOptions(), round_), figures)
         before = found
         spent_j += found["round_joules"]
         besides.append(found["round_joules"] - 2.0 * found["gradients"])
@@ -408,7 +417,7 @@ def test_one_device_that_lies_about_a_step_takes_no_rounds_joules_from_all(tmp_p
     honest = {f"d{number}": {"step_joules": Figure(0.1, "measured")} for number in range(20)}
     at = dataclasses.replace(setting(tmp_path, 6), sizes=sizes)
     even, lied = (
-        spread_estimates(HcefOptions(), at, limits(HcefOptions(), at), figures)["round_joules"]
+        spread_estimates(HcefOptions(), at, compute_limits(HcefOptions(), at), figures)["round_joules"]
         for figures in (honest, {**honest, "liar": {"step_joules": Figure(1e9, "measured")}})
     )
     assert 0 < even - lied < 1
@@ -422,7 +431,7 @@ def test_seconds_of_estimates_are_spread_within_the_deadline_of_the_plan(tmp_pat
     def seconds(number: int, **options: float) -> float:
         at = dataclasses.replace(setting(tmp_path, number), sizes=sizes)
         chosen = HcefOptions(**options)
-        return spread_estimates(chosen, at, limits(chosen, at), figures)["deadline_s"]
+        return spread_estimates(chosen, at, compute_limits(chosen, at), figures)["deadline_s"]
 
     assert seconds(5) == pytest.approx(10 + 1 - 1 / 3)
     assert seconds(6) == pytest.approx(12 - 1 / 5)
@@ -446,12 +455,12 @@ def test_with_several_sites_the_rest_of_the_run_looks_like_this_edge_round(tmp_p
     sites = SitesPlan(edge_rounds=5, clusters={"one": ["a*"], "two": ["b*"]})
     at = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=sites))
     known = dataclasses.replace(at, last_limits={"before_s": 25.0, "before_joules": 60.0})
-    found = limits(HcefOptions(), known)
+    found = compute_limits(HcefOptions(), known)
     mixing_s = 8 * SIZES.bytes / 50e6
     assert found["backhaul_s"] == pytest.approx(mixing_s)
     assert found["deadline_s"] == pytest.approx(((100 - 25) / 1 - (40 - 25) - mixing_s) / 3)
     assert found["round_joules"] == pytest.approx(((300 - 60) / 1 - (90 - 60)) / 3)
-    first = limits(HcefOptions(), dataclasses.replace(known, number=6))
+    first = compute_limits(HcefOptions(), dataclasses.replace(known, number=6))
     assert (first["before_s"], first["before_joules"]) == (40.0, 90.0)
     assert first["deadline_s"] == pytest.approx((100 - 40 - mixing_s) / 5)
 
@@ -463,21 +472,21 @@ def test_the_backhaul_takes_of_the_time_what_it_took_last(tmp_path):
         edge_rounds=5, clusters={"one": ["a*"], "two": ["b*"]}, backhaul_mbit_s=None, backhaul_delay_s=2.0
     )
     at = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=table), last_limits={"before_s": 25.0})
-    assert limits(HcefOptions(), at)["backhaul_s"] == 2.0
+    assert compute_limits(HcefOptions(), at)["backhaul_s"] == 2.0
     ledger = Ledger()
     ledger.take([Gossiped(round=5, on=("two",), seconds=60.0, transfer_s={"two": 6.0, "three": 4.0})])
     ledger.take([Gossiped(round=10, on=(), off={"two": "deadline"}, seconds=60.0)])
     spending = dataclasses.replace(at.spending, backhaul_s=ledger.spending().backhaul_s)
-    found = limits(HcefOptions(), dataclasses.replace(at, spending=spending))
+    found = compute_limits(HcefOptions(), dataclasses.replace(at, spending=spending))
     assert found["deadline_s"] == pytest.approx(((100 - 25) - (40 - 25) - 6) / 3)
     alone = msgspec.structs.replace(table, clusters={"one": ["a*"]})
     lone = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=alone))
-    assert "backhaul_s" not in limits(HcefOptions(), lone)
+    assert "backhaul_s" not in compute_limits(HcefOptions(), lone)
 
 
 def test_smoothed_budgets_follow_slowly_and_never_beyond_what_is_left(tmp_path):
     last = {"deadline_s": 20.0, "round_joules": 1000.0}
-    found = limits(HcefOptions(budget_smoothing=0.5), setting(tmp_path, 5, last_limits=last))
+    found = compute_limits(HcefOptions(budget_smoothing=0.5), setting(tmp_path, 5, last_limits=last))
     assert found["deadline_s"] == pytest.approx(15.0)
     assert found["round_joules"] == pytest.approx(210.0)
 

@@ -12,7 +12,7 @@ from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.sections import Chosen
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import order_of, read_result
+from edge_server.replay.study.result import make_order, read_result
 from edge_server.replay.study.spec import load
 from tests.machine import shared
 
@@ -63,7 +63,7 @@ def test_a_small_cell_of_it_runs(tmp_path, variant):
     """On a few of the real images, its width halved; what it exchanged is told apart from the model."""
     cell = next(one for one in grid() if one.variant == variant)
     small = smaller(cell, model=Chosen(name="vgg13", options={"width": 0.0625}))
-    result = read_result(small, run_cell(order_of(small, tmp_path)))
+    result = read_result(small, run_cell(make_order(small, tmp_path)))
     assert result is not None
     [one] = result.digest.rounds
     assert one.arrived == 5

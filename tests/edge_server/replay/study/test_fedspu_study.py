@@ -12,7 +12,7 @@ from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import Result, order_of, read_result
+from edge_server.replay.study.result import Result, make_order, read_result
 from edge_server.replay.study.spec import load
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
 from tests.machine import shared
@@ -70,7 +70,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
         evaluation=msgspec.structs.replace(plan.evaluation, devices_every=1),
         data=data,
     )
-    order = order_of(msgspec.structs.replace(cell, plan=plan), folder)
+    order = make_order(msgspec.structs.replace(cell, plan=plan), folder)
     place = run_cell(order)
     result = read_result(msgspec.structs.replace(cell, plan=plan), place)
     assert result is not None

@@ -20,7 +20,7 @@ from edge_server.journal.sqlite import JOURNAL
 from edge_server.replay.run import replay_plan
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.pool import MEMORY, Tell, remove_leftovers, run_locally
-from edge_server.replay.study.result import RESULT, Began, Ended, Order, order_of, read_result
+from edge_server.replay.study.result import RESULT, CellEnded, CellStarted, Order, make_order, read_result
 from edge_server.replay.study.run import PART, Runner, StudyRecord, complete_study
 from edge_server.replay.study.summary import StudySummary
 from shared.errors import ConfigError
@@ -46,7 +46,7 @@ def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
     """Run cells one after another."""
     for order in orders:
         run_cell(order)
-        tell(Ended(order.cell, ""))
+        tell(CellEnded(order.cell, ""))
 
 
 def command(folder: Path, jobs: int = 1) -> Any:
@@ -137,8 +137,8 @@ def study_with_faults(folder: Path) -> tuple[StudySummary, dict[str, str]]:
     causes: dict[str, str] = {}
     victims: list[int] = []
 
-    def kill_first(news: Began | Ended) -> None:
-        if isinstance(news, Ended):
+    def kill_first(news: CellStarted | CellEnded) -> None:
+        if isinstance(news, CellEnded):
             causes[news.cell] = news.cause
         elif not victims and news.process:
             victims.append(news.process)
@@ -166,7 +166,7 @@ def options(folder: Path, jobs: int = 1, form: str = "table", only: Sequence[str
 def test_only_a_whole_run_of_the_very_plan_counts(tmp_path):
     """Not one of another plan or fleet, not one whose journal was touched, not half of one."""
     [cell, *_] = grid_of(tmp_path, GRID)[1]
-    folder = run_cell(order_of(cell, tmp_path))
+    folder = run_cell(make_order(cell, tmp_path))
     assert read_result(cell, folder)
     longer = msgspec.structs.replace(cell.plan, rounds=3)
     assert not read_result(msgspec.structs.replace(cell, plan=longer), folder)

@@ -17,7 +17,7 @@ from edge_server.journal.runs import read_versions
 from edge_server.replay.study.cell import run_cell, run_remote_cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.ray_cluster import run_on_ray
-from edge_server.replay.study.result import Order, order_of, read_result
+from edge_server.replay.study.result import Order, make_order, read_result
 from edge_server.replay.study.run import complete_study
 from shared.errors import ConfigError
 from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
@@ -49,7 +49,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path):
     assert "ConfigError" in summary.rows[2].cause
     assert "/nowhere.npz" in summary.rows[2].cause
     for cell in cells:
-        here, away = run_cell(order_of(cell, tmp_path)), tmp_path / "away" / cell.name
+        here, away = run_cell(make_order(cell, tmp_path)), tmp_path / "away" / cell.name
         assert read_result(cell, away)
         for name in ("journal.jsonl", "checkpoints/round-000002.safetensors"):
             assert (here / name).read_bytes() == (away / name).read_bytes()
@@ -83,7 +83,7 @@ def test_a_cluster_that_is_none_is_told_of(tmp_path, monkeypatch):
 def test_a_node_with_other_versions_is_refused(tmp_path):
     """Other versions may give other bits, and nobody would see it."""
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
-    order = msgspec.json.encode(order_of(cell, tmp_path))
+    order = msgspec.json.encode(make_order(cell, tmp_path))
     with pytest.raises(ConfigError, match=naming("torch", "1.0")):
         run_remote_cell(order, {**read_versions(), "torch": "1.0"})
 
@@ -91,7 +91,7 @@ def test_a_node_with_other_versions_is_refused(tmp_path):
 def test_what_comes_back_is_the_whole_folder(tmp_path):
     """So that a run done elsewhere is a run as any other."""
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
-    files = run_remote_cell(msgspec.json.encode(order_of(cell, tmp_path)), read_versions())
+    files = run_remote_cell(msgspec.json.encode(make_order(cell, tmp_path)), read_versions())
     folder = tmp_path / cell.name
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from edge_server.journal.runs import read_versions
 from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import order_of, read_result
+from edge_server.replay.study.result import make_order, read_result
 from edge_server.replay.study.run import StudyRecord
 from edge_server.replay.study.spec import load
 from shared.algorithms.semisupervised.supervised_only import supervised_only
@@ -101,7 +101,7 @@ def small(variant: str, folder: Path) -> None:
         ),
     )
     cell = msgspec.structs.replace(cell, plan=plan)
-    assert read_result(cell, run_cell(order_of(cell, folder))) is not None
+    assert read_result(cell, run_cell(make_order(cell, folder))) is not None
 
 
 def test_small_cells_of_it_run_and_are_read_off(tmp_path):

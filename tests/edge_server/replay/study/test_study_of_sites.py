@@ -15,7 +15,7 @@ from edge_server.record.amounts import amount_or_unknown
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
-from edge_server.replay.study.result import RESULT, Ended, Order, order_of, read_result
+from edge_server.replay.study.result import RESULT, CellEnded, Order, make_order, read_result
 from edge_server.replay.study.run import complete_study
 from edge_server.replay.study.sites import digest_cell, merge_digests
 from edge_server.report.digest import Digest
@@ -39,7 +39,7 @@ def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
     """Run cells one after another."""
     for order in orders:
         run_cell(order)
-        tell(Ended(order.cell, ""))
+        tell(CellEnded(order.cell, ""))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
 
 
 def test_half_a_cell_of_sites_does_not_count(cells, tmp_path):
-    folder = run_cell(order_of(cells[0], tmp_path))
+    folder = run_cell(make_order(cells[0], tmp_path))
     assert read_result(cells[0], folder)
     (folder / "roof" / "journal.jsonl").unlink()
     assert not read_result(cells[0], folder)

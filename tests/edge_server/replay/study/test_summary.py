@@ -15,7 +15,7 @@ from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, Rou
 from edge_server.record.amounts import UNKNOWN, Amount, amount_or_unknown
 from edge_server.replay.study.display import StudyDisplay
 from edge_server.replay.study.grid import Cell
-from edge_server.replay.study.result import Began, Ended, Result
+from edge_server.replay.study.result import CellEnded, CellStarted, Result
 from edge_server.replay.study.summary import StudySummary, spread_of_seeds, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv, tables
 from edge_server.report.summarise import digest_run
@@ -141,11 +141,11 @@ def test_progress_counts_and_reckons():
     console = Console(file=io.StringIO(), width=200)
     display = StudyDisplay(console, 4, 1, lambda: now[0])
     assert names_all(display.status(), "1/4")
-    display.tell(Began("a", 1))
-    display.tell(Began("b", 2))
+    display.tell(CellStarted("a", 1))
+    display.tell(CellStarted("b", 2))
     now[0] = 20.0
-    display.tell(Ended("a", ""))
-    display.tell(Ended("b", "SIGKILL"))
+    display.tell(CellEnded("a", ""))
+    display.tell(CellEnded("b", "SIGKILL"))
     assert names_all(display.status(), "2/4", 0, 1, "10 s")
     assert names_all(console.file.getvalue(), "b", "SIGKILL")  # type: ignore[attr-defined]
 
