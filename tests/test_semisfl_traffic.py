@@ -57,7 +57,7 @@ class Traffic:
         return {one.digest: one for one in offered}
 
     def payloads(self) -> dict[bytes, tuple[str, bytes]]:
-        """Return the channel and the bytes of every payload of which all was heard, by digest."""
+        """Return the channel and the bytes of every payload of which all was heard, inside a message or in frames."""
         blocks: dict[bytes, dict[int, bytes]] = defaultdict(dict)
         channels = {}
         for name, body in self.deliveries:
@@ -66,6 +66,9 @@ class Traffic:
                 blocks[one.digest][one.start] = bytes(one.data)
                 channels[one.digest] = parse_channel(name)
         found = {}
+        for message in self.messages():
+            if isinstance(message, Task | Update) and message.payload and message.params:
+                found[message.params.digest] = "model" if isinstance(message, Task) else "update", message.payload
         for digest, transfer in self.transfers().items():
             whole = bytearray(transfer.size)
             for start, data in blocks[digest].items():
