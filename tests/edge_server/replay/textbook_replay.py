@@ -1,6 +1,4 @@
-"""Textbook FedAvg in virtual time.
-
-t = C / f, E = kappa C f^2 + p t, and bits are the integral of a rate.
+"""Textbook FedAvg in virtual time: t = C / f, E = kappa C f^2 + p t, and bits are the integral of a rate.
 
 For parameters of one frame, updates of 48 KiB at most, and deadlines that are missed by far.
 """
