@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,7 @@ import torch
 import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import AnyRecord, Noted, RoundOpened
+from edge_server.journal.records import AnyRecord, Noted, RoundOpened, closed_rounds
 from edge_server.journal.runs import create_runs_folder, find_run, record_run_order
 from edge_server.journal.sqlite import open_records
 from edge_server.plan.data import device_data, planned_data, require_data, resolve_data
@@ -52,10 +53,11 @@ from edge_server.replay.temporary_folder import PART_PREFIX, folder_in
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.training_executor import TrainingExecutor
 from edge_server.replay.workload import Workload
+from edge_server.rounds.plugins import plan_plugins
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.spec import NONE
-from shared.errors import ConfigError
+from shared.errors import ConfigError, FieldFleetError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton
 from shared.models.leaves import read_leaves
@@ -63,6 +65,8 @@ from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
 from shared.tensors.tree import State
+
+log = logging.getLogger(__name__)
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a unique folder is created in it
 
@@ -238,12 +242,19 @@ def _play_into(output: Output, plan: Plan, part: Path, count: int, trace: Trace 
 
 def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
     """Move a finished run into `data_dir`, replacing an earlier run of that name."""
-    part, _ = replayed
+    part, records = replayed
     folder = data_dir / part.name
+    with suppress(FieldFleetError, OSError):
+        if folder.exists() and _list_losses(open_records(folder)) != _list_losses(records):
+            log.warning("%s: replaced an earlier replay that had other results; its data have changed", part.name)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     record_run_order(folder, replace=True)
     return folder, open_records(folder)
+
+
+def _list_losses(records: Sequence[AnyRecord]) -> list[float | None]:
+    return [end.loss for end in closed_rounds(records)]
 
 
 @contextmanager
@@ -272,13 +283,14 @@ def count_cores() -> int:
 
 
 def replay_name(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0) -> str:
-    """Return the name of a replay, a hash of its inputs: repeating a replay overwrites the same run.
+    """Return the name of a replay, a hash of its inputs without data: repeating a replay overwrites the same run.
 
     Args:
         trace: Trace of the replayed devices; None for the plan's devices.
         count: Number of devices; 0 for those of the plan.
     """
-    played = msgspec.json.encode((plan, trace.header if trace else None, *([count] if count else [])))
+    optional = [item for item in (count, plan_plugins(plan)) if item]  # other code of a plugin is another replay
+    played = msgspec.json.encode((plan, trace.header if trace else None, *optional))
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 
 

@@ -38,7 +38,7 @@ ALL_STEP_OPTIONS = frozenset(STEP_FEATURES)
 """Options of a training step that `descend_batches` supports."""
 RECEIVED = (
     "the received model, this device's examples or the plan's loss gives no number; look for non-finite examples, "
-    "check task.loss, and see whose updates the server's log and report name in the previous round"
+    "check task.loss and, after round 1, the updates that the server's log and report name in the round before"
 )
 
 REMEDY = "lower hyper.learning_rate, look for non-finite examples of this device, or check task.loss"

@@ -133,6 +133,16 @@ def test_the_command_replays_into_one_folder(tmp_path):
     assert replay_name(plan, count=2) != replay_name(plan)
 
 
+def test_a_replay_of_changed_data_warns_that_it_replaces_other_results(tmp_path, caplog):
+    make_plan(tmp_path, rounds=1)
+    for _ in range(2):
+        run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    assert "replaced" not in caplog.text
+    write_examples(tmp_path, 93)
+    run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    assert caplog.text.count("replaced an earlier replay that had other results") == 1
+
+
 def test_a_run_is_not_replayed_with_other_examples_than_it_had_unless_that_is_asked_for(tmp_path):
     """Rounds of accuracies that mean nothing were printed without a word."""
     make_plan(tmp_path, rounds=1, partition='kind = "even"')
