@@ -25,7 +25,7 @@ from edge_server.journal.log_copier import LogCopier
 from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
 from edge_server.journal.stream import INDEX, RecordStream, Row, row_mark
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.messages import INLINE_BYTES, Transfer
 from shared.protocol.payload import digest
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
@@ -273,10 +273,13 @@ class SqliteJournal:
                 with translate_sql_errors(self._path):
                     self._restore_deleted()
                     self._write(writes)
-            except Exception as error:  # noqa: BLE001 - raised by each writer
-                for write in writes:
-                    write.error = error
+            except BaseException as error:
+                is_ordinary = isinstance(error, Exception)
+                for write in writes:  # each writer raises it; one of another thread must not believe in its record
+                    write.error = error if is_ordinary else Unwritable(f"{self._path}: interrupted by {error!r}")
                 self._waiting.extendleft(write for write in reversed(writes) if write.may_wait)
+                if not is_ordinary:
+                    raise
 
     def _write(self, writes: Sequence[_Write]) -> None:
         [before] = self._connection.execute(LAST).fetchone() or [0]

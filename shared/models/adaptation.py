@@ -7,7 +7,7 @@ An adapter of a layer with the weight W, for a linear layer of shape (out, in), 
 and for a convolution, A is one with r channels and W's kernel, and B one of kernel 1. W + alpha / r B A is the merged
 weight, with which the plain network computes the same.
 
-E. J. Hu et al. LoRA: Low-Rank NetworkAdaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+E. J. Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
 """
 
 from __future__ import annotations

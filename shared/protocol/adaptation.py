@@ -12,7 +12,7 @@ MOST_PATTERNS, MOST_RANK = 256, 4096
 class Lora(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Low-rank adapters; all other parameters are frozen.
 
-    E. J. Hu et al. LoRA: Low-Rank NetworkAdaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
+    E. J. Hu et al. LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022. https://arxiv.org/abs/2106.09685
 
     Attributes:
         rank: Rank r of every adapter, at least 1.

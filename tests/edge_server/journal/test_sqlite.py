@@ -35,7 +35,7 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.rounds.check_plan import load
-from shared.errors import ConfigError, CorruptFile, Unrecordable
+from shared.errors import ConfigError, CorruptFile, Unrecordable, Unwritable
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from shared.protocol.payload import digest
@@ -342,6 +342,35 @@ def test_a_small_payload_is_stored_with_its_record_until_the_run_ends(tmp_path, 
     store.close()
     if durable:
         assert not any(data[:100] in path.read_bytes() for path in tmp_path.rglob("*.*") for data in contents)
+
+
+def test_an_interrupt_reaches_the_records_that_other_threads_write_with_it(tmp_path, monkeypatch):
+    """Ctrl-C in one thread's write: the other's record is reported as not written, and can be added again."""
+    store = SqliteStore(tmp_path)
+    errors = list[Unwritable]()
+
+    def interrupt(_writes):
+        raise KeyboardInterrupt
+
+    def add():
+        try:
+            store.append(closing(1))
+        except Unwritable as error:
+            errors.append(error)
+
+    with store._lock:  # both threads queue before either writes
+        other = threading.Thread(target=add)
+        other.start()
+        while not store._waiting:
+            other.join(0.01)
+        monkeypatch.setattr(store, "_write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.append(closing(2))
+    other.join()
+    assert len(errors) == 1
+    monkeypatch.undo()
+    store.append(closing(1))
+    assert list(store.records()) == [closing(1)]
 
 
 def test_records_that_may_wait_are_written_with_the_next_ones(tmp_path):
