@@ -274,11 +274,11 @@ class SqliteJournal:
                     self._restore_deleted()
                     self._write(writes)
             except BaseException as error:
-                is_ordinary = isinstance(error, Exception)
+                ordinary = error if isinstance(error, Exception) else None
                 for write in writes:  # each writer raises it; one of another thread must not believe in its record
-                    write.error = error if is_ordinary else Unwritable(f"{self._path}: interrupted by {error!r}")
+                    write.error = ordinary or Unwritable(f"{self._path}: interrupted by {error!r}")
                 self._waiting.extendleft(write for write in reversed(writes) if write.may_wait)
-                if not is_ordinary:
+                if not ordinary:
                     raise
 
     def _write(self, writes: Sequence[_Write]) -> None:
