@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -73,9 +74,8 @@ class Download:
         """
         content = memoryview(task.payload)
         if content.nbytes == task.params.size and digest([content]) == task.params.digest:
-            sink = FileSink(self.folder / self.spool, task.params)
-            sink.put(0, content)
-            sink.close()
+            with closing(FileSink(self.folder / self.spool, task.params)) as sink:
+                sink.put(0, content)
             return sink.path, content.nbytes + frames.HEADER_BYTES  # as in one frame
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
 

@@ -471,8 +471,14 @@ def read_database(path: Path, read: Callable[[sqlite3.Connection], R], uri: str 
                 return read(connection)
         except sqlite3.DatabaseError as error:
             # While a writer shuts down, its shared memory file may vanish during a read.
-            if attempt == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
-                raise CorruptFile(f"{path}: {error}") from error
+            if attempt < ATTEMPTS and error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN:
+                continue
+            problem = str(error)
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY and not os.access(
+                path.parent, os.W_OK, effective_ids=True
+            ):
+                problem = f"its writer was killed; run the command once as a user who may write in {path.parent}"
+            raise CorruptFile(f"{path}: {problem}") from error
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{path}: {error}") from error
 

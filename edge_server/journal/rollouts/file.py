@@ -220,7 +220,8 @@ class RolloutJournal:
         """
         if self.path.exists():
             # Of a process that was killed while it appended, a rollback journal remains, which a reader applies.
-            mode = "rw" if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK) else "ro"
+            is_writable = all(os.access(path, os.W_OK, effective_ids=True) for path in (self.path, self.path.parent))
+            mode = "rw" if is_writable else "ro"
             records = read_database(self.path, self._read_rows, f"{self.path.absolute().as_uri()}?mode={mode}")
         else:
             records = read_lines(self._lines)[self._read_to :]

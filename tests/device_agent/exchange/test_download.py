@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -45,6 +47,17 @@ def test_a_payload_inside_the_task_needs_no_frames(sender, fetch) -> None:
 def test_a_damaged_payload_inside_the_task_is_fetched_in_frames(sender, fetch) -> None:
     assert fetch(payload=MODEL[:-1] + b"x")[0] == MODEL
     assert sender.asked == list(range(20))
+
+
+def test_a_payload_that_the_disk_refuses_leaves_no_descriptor_open(fetch, monkeypatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        fetch(payload=MODEL)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_never_more_than_the_window_is_under_way_and_the_window_is_used(sender, fetch) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -28,6 +30,7 @@ from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.rollout import ModelStatus
 from tests.naming import names_all
 
+NOBODY = 65534
 AT = "20260101T000000Z"
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="0" * 64)
 RECORDS = [
@@ -114,6 +117,32 @@ def test_a_reader_takes_back_what_a_killed_process_had_not_committed(journal, tm
     process.join()
     assert journal.path.with_name(f"{journal.path.name}-journal").stat().st_size
     assert read_rollout(tmp_path, PLAN.deployment) == RECORDS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may write everywhere; it becomes a user who may not")
+def test_a_reader_without_write_access_is_told_who_can_finish_a_killed_process():
+    with TemporaryDirectory() as name:  # other users may not enter pytest's folder
+        folder = Path(name)
+        folder.chmod(0o755)
+        found = RolloutJournal(folder, PLAN.deployment)
+        found.append(*RECORDS)
+        process = multiprocessing.get_context("spawn").Process(target=die_within_transaction, args=(found.path,))
+        process.start()
+        process.join()
+        for path in (folder / "rollouts").iterdir():
+            path.chmod(0o644)
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(CorruptFile, match=r"its writer was killed; run the command once as a user who may"):
+                read_rollout(folder, PLAN.deployment)
+        finally:
+            os.seteuid(0)
+        assert read_rollout(folder, PLAN.deployment) == RECORDS
+        os.seteuid(NOBODY)
+        try:
+            assert read_rollout(folder, PLAN.deployment) == RECORDS
+        finally:
+            os.seteuid(0)
 
 
 def test_every_damaged_byte_is_told_or_changes_no_record(journal, tmp_path):
