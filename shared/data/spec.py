@@ -323,83 +323,85 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and keys that the source would ignore."""
-        for key in ("holdout", "validation"):
-            if not 0 <= (share := getattr(self, key)) < 1:
-                raise ValueError(f"{key} must be in [0, 1), not {share}")
-        for key in ("limit", "recent"):
-            if (most := getattr(self, key)) is not None and most is not msgspec.UNSET and most < 1:
-                raise ValueError(f"{key} must be >= 1, not {most}; leave it out for all examples")
-        if not all(map(math.isfinite, self.mean)) or not all(0 < deviation < math.inf for deviation in self.std):
-            raise ValueError("mean must be finite, std above zero and finite")
+        _require_ranges(self)
         if self.normalise and (self.mean or self.std):
             raise ValueError("normalise measures mean and std; remove them")
         if self.classes is not msgspec.UNSET:
             msgspec.structs.force_setattr(self, "classes", tuple(map(normalise_name, self.classes)))
             require_class_names(self.classes)
-        self._require_source()
-        self._require_labels()
-        self._require_targets()
-        self._require_columns()
-
-    def _require_source(self) -> None:
-        """Refuse a missing path, and keys that the source would ignore; `require_source` checks its name."""
-        source = CUSTOM if self.is_custom else self.source
-        for key, sources in KEY_SOURCES.items():
-            if source not in sources and getattr(self, key) is not msgspec.UNSET:
-                raise ValueError(f"{key} means nothing to source {self.source!r}; remove it")
-        if self.source not in ("digits", NONE) and not self.is_custom and not self.path:
-            raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
-        if self.client_column and self.source in ("digits", "folder", "audio"):
-            raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")
-        if self.size is not msgspec.UNSET and not all(1 <= side <= MAX_SIDE for side in self.size):
-            raise ValueError(f"size must be height and width, 1 to {MAX_SIDE} each, not {list(self.size)}")
-
-    def _require_columns(self) -> None:
-        """Refuse column keys that contradict each other."""
-        if self.separator is not msgspec.UNSET and (len(self.separator) != 1 or self.separator in '\r\n"\0'):
-            raise ValueError(f'separator must be one character such as ";" or "\\t", not {self.separator!r}')
-        if self.decimal == "," == (self.separator or ","):
-            raise ValueError('decimal is a comma, as the separator is; set separator, such as ";"')
-        used = {self.client_column, self.time_column or "", *(self.target_columns or ())}
-        used |= set() if self.target_columns else {self.label_column}
-        if named := used & set(self.skip_columns or ()) - {""}:
-            raise ValueError(f"skip_columns leaves out {min(named)!r}, which another key names")
-        for key in ("target_columns", "feature_columns", "drop_missing"):
-            names = getattr(self, key)
-            if names is not msgspec.UNSET and (not names or len(set(names)) < len(names)):
-                raise ValueError(f"{key} must be names, each once; or remove it")
-        if self.time_format and not self.time_column:
-            raise ValueError("time_format needs time_column; name the column")
-        self._require_window()
-
-    def _require_window(self) -> None:
-        """Refuse windows whose times are unknown, and targets among the features that would give them away."""
-        window, targets = self.window, set(self.target_columns or ())
-        if window and window.max_gap_s is not msgspec.UNSET and not self.time_column:
-            raise ValueError("window.max_gap_s needs time_column; name the column")
-        if window and window.horizon and not targets and self.is_labelled:
-            raise ValueError("window.horizon predicts the numbers of target_columns; name them, or set horizon to 0")
-        if not (window and window.horizon) and (leaked := targets & set(self.feature_columns or ())):
-            raise ValueError(
-                f"feature_columns has the target {min(leaked)!r}; only a window with a horizon may know it"
-            )
-
-    def _require_targets(self) -> None:
-        """Refuse keys that need a class of each example where targets are something else."""
-        kind = self.target_kind
-        if kind == "class":
-            return
-        if kind == "mask" and self.augment != "none":
-            raise ValueError(f"augment {self.augment!r} would move pictures but not their masks; remove it")
-        reason = f"targets are {'numbers' if kind == 'values' else 'masks'}, not classes"
-        is_dealt_by_class = isinstance(self.partition, Dirichlet | Shards)
-        if is_dealt_by_class:
-            raise ValueError(f"partition deals examples by class, but {reason}; use even or client")
-        for key in ("drawn", "without", *(("classes",) if kind == "values" else ())):
-            if getattr(self, key) is not msgspec.UNSET:
-                raise ValueError(f"{key} needs classes, but {reason}; remove it")
-
-    def _require_labels(self) -> None:
-        """Refuse keys that need labels where none is read."""
         if self.labels and self.drawn:
             raise ValueError('drawn takes examples by their class, and labels = "none" has none: take out one')
+        _require_source_keys(self)
+        _require_targets(self)
+        _require_columns(self)
+
+
+def _require_ranges(spec: Data) -> None:
+    for key in ("holdout", "validation"):
+        if not 0 <= (share := getattr(spec, key)) < 1:
+            raise ValueError(f"{key} must be in [0, 1), not {share}")
+    for key in ("limit", "recent"):
+        if (most := getattr(spec, key)) is not None and most is not msgspec.UNSET and most < 1:
+            raise ValueError(f"{key} must be >= 1, not {most}; leave it out for all examples")
+    if not all(map(math.isfinite, spec.mean)) or not all(0 < deviation < math.inf for deviation in spec.std):
+        raise ValueError("mean must be finite, std above zero and finite")
+
+
+def _require_source_keys(spec: Data) -> None:
+    """Refuse a missing path, and keys that the source would ignore; `require_source` checks its name."""
+    source = CUSTOM if spec.is_custom else spec.source
+    for key, sources in KEY_SOURCES.items():
+        if source not in sources and getattr(spec, key) is not msgspec.UNSET:
+            raise ValueError(f"{key} means nothing to source {spec.source!r}; remove it")
+    if spec.source not in ("digits", NONE) and not spec.is_custom and not spec.path:
+        raise ValueError(f"path must name the file or folder that source {spec.source!r} reads")
+    if spec.client_column and spec.source in ("digits", "folder", "audio"):
+        raise ValueError(f"client_column means nothing to source {spec.source!r}; remove it")
+    if spec.size is not msgspec.UNSET and not all(1 <= side <= MAX_SIDE for side in spec.size):
+        raise ValueError(f"size must be height and width, 1 to {MAX_SIDE} each, not {list(spec.size)}")
+
+
+def _require_columns(spec: Data) -> None:
+    """Refuse column keys that contradict each other."""
+    if spec.separator is not msgspec.UNSET and (len(spec.separator) != 1 or spec.separator in '\r\n"\0'):
+        raise ValueError(f'separator must be one character such as ";" or "\\t", not {spec.separator!r}')
+    if spec.decimal == "," == (spec.separator or ","):
+        raise ValueError('decimal is a comma, as the separator is; set separator, such as ";"')
+    used = {spec.client_column, spec.time_column or "", *(spec.target_columns or ())}
+    used |= set() if spec.target_columns else {spec.label_column}
+    if named := used & set(spec.skip_columns or ()) - {""}:
+        raise ValueError(f"skip_columns leaves out {min(named)!r}, which another key names")
+    for key in ("target_columns", "feature_columns", "drop_missing"):
+        names = getattr(spec, key)
+        if names is not msgspec.UNSET and (not names or len(set(names)) < len(names)):
+            raise ValueError(f"{key} must be names, each once; or remove it")
+    if spec.time_format and not spec.time_column:
+        raise ValueError("time_format needs time_column; name the column")
+    _require_window(spec)
+
+
+def _require_window(spec: Data) -> None:
+    """Refuse windows whose times are unknown, and targets among the features that would give them away."""
+    window, targets = spec.window, set(spec.target_columns or ())
+    if window and window.max_gap_s is not msgspec.UNSET and not spec.time_column:
+        raise ValueError("window.max_gap_s needs time_column; name the column")
+    if window and window.horizon and not targets and spec.is_labelled:
+        raise ValueError("window.horizon predicts the numbers of target_columns; name them, or set horizon to 0")
+    if not (window and window.horizon) and (leaked := targets & set(spec.feature_columns or ())):
+        raise ValueError(f"feature_columns has the target {min(leaked)!r}; only a window with a horizon may know it")
+
+
+def _require_targets(spec: Data) -> None:
+    """Refuse keys that need a class of each example where targets are something else."""
+    kind = spec.target_kind
+    if kind == "class":
+        return
+    if kind == "mask" and spec.augment != "none":
+        raise ValueError(f"augment {spec.augment!r} would move pictures but not their masks; remove it")
+    reason = f"targets are {'numbers' if kind == 'values' else 'masks'}, not classes"
+    is_dealt_by_class = isinstance(spec.partition, Dirichlet | Shards)
+    if is_dealt_by_class:
+        raise ValueError(f"partition deals examples by class, but {reason}; use even or client")
+    for key in ("drawn", "without", *(("classes",) if kind == "values" else ())):
+        if getattr(spec, key) is not msgspec.UNSET:
+            raise ValueError(f"{key} needs classes, but {reason}; remove it")
