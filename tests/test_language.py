@@ -167,7 +167,6 @@ CEILINGS: dict[Rule, int] = {
 LARGE_CLASSES = {
     "device_agent.Agent",
     "device_agent.Connection",
-    "device_agent.Delivery",
     "device_agent.Download",
     "device_agent.InferenceProcess",
     "device_agent.PowerLog",

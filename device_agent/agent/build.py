@@ -15,6 +15,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Charge, Reporter
 from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
+from device_agent.exchange.upload_meter import UploadMeter
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.task_meter import charge_transfer
@@ -105,10 +106,7 @@ def _make_delivery(reporter: Reporter, outbox: Outbox, link: LinkMeter, seed: in
         reporter.device,
         outbox,
         Random(seed),  # noqa: S311 - spreads offers in time
-        clock=reporter.clock,
-        link=link,
-        on_upload_start=reporter.note_upload_start,
-        on_settled=reporter.note_upload,
+        uploads=UploadMeter(reporter.clock, link, reporter.note_upload_start, reporter.note_upload),
     )
 
 

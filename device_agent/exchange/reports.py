@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent.exchange.upload import CompletedUpload
+from device_agent.exchange.upload_meter import CompletedUpload
 from device_agent.measurement.power_log import PowerLog, charge_energy
 from shared.errors import Unreachable
 from shared.protocol import wire

@@ -14,15 +14,13 @@ import msgspec
 
 from device_agent.exchange.outbox import Entry, Outbox
 from device_agent.exchange.token_bucket import TokenBucket
-from device_agent.measurement.link_meter import LinkMeter
+from device_agent.exchange.upload_meter import UploadMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.measurements import Cost
 from shared.protocol.messages import INLINE_BYTES, PAYLOAD, Ack, Assignment, Status, Transfer, Update, Want
 from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
 from shared.runtime import backports
-from shared.runtime.clock import Clock, monotonic
 from shared.runtime.executor import background
 from shared.runtime.phases import log_phase
 from shared.transfer import frames
@@ -41,25 +39,6 @@ WAKE_SIGNAL: Arrival = ("", b"")
 
 MAX_DEFERRED = 64
 """Messages received while a frame waits for the rate; handled afterwards. The server repeats those beyond the limit."""
-
-
-@dataclass(frozen=True)
-class CompletedUpload:
-    """Duration, bytes and previous cost of one acknowledged update.
-
-    Attributes:
-        started: When the server first requested frames; equal to `ended` if it requested none.
-        ended: When the server acknowledged the update.
-        bytes_up: Bytes of all frames, repeated ones included.
-        cost: Cost of the task before the upload.
-    """
-
-    run: str
-    round: int
-    started: float
-    ended: float
-    bytes_up: int
-    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass
@@ -89,11 +68,7 @@ class Delivery:
     Attributes:
         wake: Set it when the outbox has a new entry.
         jitter: Spreads the offers of a fleet in time; seeded in replay.
-        link: Notified when frames are requested and when an update is acknowledged.
-        on_upload_start: Called for every request for frames.
-        on_settled: Called for every acknowledged update.
         on_void: Called for an update whose task must be trained again.
-        bytes_sent: Bytes of frames, headers included.
         bucket: Paces frames to the rate that the newest task allows; None if the transport does.
     """
 
@@ -103,14 +78,9 @@ class Delivery:
     outbox: Outbox
     jitter: Random = field(default_factory=Random)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: Clock = monotonic
-    link: LinkMeter = field(default_factory=LinkMeter)
-    on_upload_start: Callable[[], None] = lambda: None
-    on_settled: Callable[[CompletedUpload], None] = lambda _: None
+    uploads: UploadMeter = field(default_factory=UploadMeter)
     on_void: Callable[[Ack], None] = lambda _: None
-    bytes_sent: int = 0
     bucket: TokenBucket | None = field(default_factory=TokenBucket)
-    _uploads: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
     _server_knows: tuple[str, ...] = ()
     _arrivals: DeferringInbox = field(default_factory=DeferringInbox)
@@ -143,10 +113,7 @@ class Delivery:
             frame_bytes = frames.largest_frame(update.params.frame_bytes, self.transport.max_payload_bytes)
             params = msgspec.structs.replace(update.params, frame_bytes=frame_bytes)
             update = msgspec.structs.replace(update, params=params, payload=self._inline_payload(entry, params))
-        if update.payload:
-            self.link.note_progress()
-            self.on_upload_start()
-        started = self.clock()
+        started = self.uploads.begin() if update.payload else 0.0
         try:
             await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
         except Unreachable as error:
@@ -154,8 +121,8 @@ class Delivery:
             return
         if update.payload:
             carried = len(update.payload) + frames.HEADER_BYTES  # as in one frame
-            self._uploads[self._attempt(update)] = started, carried
-            self.bytes_sent += carried
+            self.uploads.add(update, started, carried)
+            self.uploads.bytes_sent += carried
 
     def _inline_payload(self, entry: Entry, params: Transfer) -> bytes:
         """Return a small payload's content if the server takes it inside the update and no rate applies.
@@ -164,8 +131,7 @@ class Delivery:
         """
         most = min(INLINE_BYTES, self.transport.max_payload_bytes // 2)  # the rest of the update needs room too
         is_paced = self.bucket is not None and self.bucket.bits_per_s is not None
-        was_sent = self._attempt(entry.update) in self._uploads
-        if PAYLOAD not in self._server_knows or params.size > most or is_paced or was_sent:
+        if PAYLOAD not in self._server_knows or params.size > most or is_paced or self.uploads.has_begun(entry.update):
             return b""
         try:
             return bytes(entry.content)
@@ -217,10 +183,7 @@ class Delivery:
 
     async def _send(self, entry: Entry, entries: dict[tuple[str, int], Entry], want: Want) -> None:
         assert entry.update.params, "the server requests only updates with a payload"
-        self.link.note_progress()
-        self.on_upload_start()
-        name = self._attempt(entry.update)
-        started, carried = self._uploads.get(name, (self.clock(), 0))
+        started, carried = self.uploads.begin(), 0
         try:
             sender = Sender(entry.update.params, Scattered([entry.content]))
             for frame in sender.answer(want, self.transport.max_payload_bytes):
@@ -228,22 +191,22 @@ class Delivery:
                     return
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 if self.bucket:
-                    self.bucket.note_sent(self.clock())
-                self.bytes_sent += len(frame)
+                    self.bucket.note_sent(self.uploads.clock())
+                self.uploads.bytes_sent += len(frame)
                 carried += len(frame)
         except (WireError, Unreachable, FileNotFoundError) as error:
             log.debug("frames not sent, the server will ask again: %s", error)
         finally:
             if self._name(entry.update) in entries:
-                self._uploads[name] = started, carried
+                self.uploads.add(entry.update, started, carried)
 
     async def _pace(self, size: int, entry: Entry, entries: dict[tuple[str, int], Entry]) -> bool:
         """Wait until a frame may be sent; return False if its update was acknowledged meanwhile."""
         if not self.bucket:
             return True
-        tuned, due = self.bucket.tuned, self.clock() + self.bucket.take(size, self.clock())
+        tuned, due = self.bucket.tuned, self.uploads.clock() + self.bucket.take(size, self.uploads.clock())
         waited = False
-        while (wait_s := due - self.clock()) > 0:
+        while (wait_s := due - self.uploads.clock()) > 0:
             waited = True
             with suppress(TimeoutError):
                 async with backports.timeout(min(wait_s, MAX_WAIT_S)):
@@ -251,9 +214,9 @@ class Delivery:
             if self._name(entry.update) not in entries:
                 return False
             if self.bucket.tuned != tuned:  # a newer task has brought another rate
-                tuned, due = self.bucket.tuned, self.clock() + self.bucket.take(size, self.clock())
+                tuned, due = self.bucket.tuned, self.uploads.clock() + self.bucket.take(size, self.uploads.clock())
         if waited:
-            self.link.note_pause()
+            self.uploads.link.note_pause()
         return True
 
     async def _receive_while_paced(self, entries: dict[tuple[str, int], Entry]) -> None:
@@ -273,24 +236,10 @@ class Delivery:
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
             log_phase(log, "idle", run=ack.run, round=ack.round)
-        self.link.finish_upload()
-        ended = self.clock()
-        name = self._attempt(entry.update)
-        started, carried = self._uploads.pop(name, (ended, 0))
+        self.uploads.finish(entry.update, is_void=ack.verdict == "void")
         self.outbox.remove(entry)
         if ack.verdict == "void":
             self.on_void(ack)
-            return
-        self.on_settled(
-            CompletedUpload(
-                run=ack.run, round=ack.round, started=started, ended=ended, bytes_up=carried, cost=entry.update.cost
-            )
-        )
-
-    @staticmethod
-    def _attempt(update: Update) -> tuple[str, int, bytes]:
-        """Return the name of an update; a repeated round has another."""
-        return update.run, update.round, update.start
 
     @staticmethod
     def _name(update: Update) -> tuple[str, int]:

@@ -53,11 +53,11 @@ def test_a_payload_that_the_disk_refuses_leaves_no_descriptor_open(fetch, monkey
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(OSError, match="Input/output error"):
         fetch(payload=MODEL)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_never_more_than_the_window_is_under_way_and_the_window_is_used(sender, fetch) -> None:

@@ -87,7 +87,7 @@ def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
     want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)])
 
     async def story() -> None:
-        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.uploads.clock = asyncio.get_running_loop().time
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 1e-6}))
         await desk.tell(want, pause_s=1.0)
         assert desk.frames == []
@@ -109,7 +109,7 @@ def test_a_delivery_keeps_to_the_rate_of_the_newest_task(desk, at_desk, describe
     want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)])
 
     async def story() -> None:
-        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.uploads.clock = asyncio.get_running_loop().time
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 8192.0}))
         await desk.tell(want, pause_s=2.6)
         assert desk.frames == [0, 1]

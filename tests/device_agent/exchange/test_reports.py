@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from device_agent.exchange.reports import Reporter
-from device_agent.exchange.upload import CompletedUpload
+from device_agent.exchange.upload_meter import CompletedUpload
 from device_agent.measurement.power_log import PowerLog
 from shared.errors import Unreachable
 from shared.protocol import wire

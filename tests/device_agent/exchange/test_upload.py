@@ -61,7 +61,7 @@ def test_exactly_the_frames_that_are_wanted_are_sent(desk, at_desk, describe) ->
         assert desk.frames == [1, 2, 5]
         await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(2, 3)]))
         assert desk.frames == [1, 2, 5, 2]
-        assert desk.delivery.bytes_sent == 3 * 1024 + 17 + 4 * frames.HEADER_BYTES
+        assert desk.delivery.uploads.bytes_sent == 3 * 1024 + 17 + 4 * frames.HEADER_BYTES
 
     at_desk(story)
 
@@ -77,10 +77,10 @@ def test_a_small_payload_is_inside_the_update_if_the_server_knows(
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
-        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.uploads.clock = asyncio.get_running_loop().time
         await desk.tell(msgspec.structs.replace(online(), knows=knows))
         assert desk.offers[-1].payload == (DATA if is_inline else b"")
-        assert desk.delivery.bytes_sent == (len(DATA) + frames.HEADER_BYTES) * is_inline
+        assert desk.delivery.uploads.bytes_sent == (len(DATA) + frames.HEADER_BYTES) * is_inline
         await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]), 5.0)
         assert desk.frames == list(range(6))
 

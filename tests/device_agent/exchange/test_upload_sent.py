@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from device_agent.exchange import outbox as files
-from device_agent.exchange.upload import CompletedUpload
+from device_agent.exchange.upload_meter import CompletedUpload
 from shared.protocol.messages import Want
 from shared.transfer import frames
 from tests.device_agent.server_side import DATA, ack
@@ -16,11 +16,11 @@ from tests.device_agent.server_side import DATA, ack
 def test_a_settled_update_tells_what_it_took(desk, at_desk, describe) -> None:
     """From the first question to the settlement, on the agent's clock; a frame that was sent twice counts twice."""
     settled: list[CompletedUpload] = []
-    desk.delivery.on_settled = settled.append
+    desk.delivery.uploads.on_settled = settled.append
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
-        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.uploads.clock = asyncio.get_running_loop().time
         digest = describe(DATA).digest
         await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(0, 2)]), pause_s=0.5)
         assert not settled
@@ -37,7 +37,7 @@ def test_a_settled_update_tells_what_it_took(desk, at_desk, describe) -> None:
 def test_every_update_counts_its_own_frames_and_each_is_told_once(desk, at_desk, describe) -> None:
     """Settled in another order than offered, and one of them without a frame: the server had it."""
     settled: list[CompletedUpload] = []
-    desk.delivery.on_settled = settled.append
+    desk.delivery.uploads.on_settled = settled.append
     other = DATA[::-1]
     desk.put(1, DATA, describe(DATA))
     desk.put(2, other, describe(other))
@@ -56,7 +56,7 @@ def test_every_update_counts_its_own_frames_and_each_is_told_once(desk, at_desk,
 def test_a_repeated_round_counts_only_its_own_frames(desk, at_desk, describe) -> None:
     """Frames of the first try were asked for long ago, and it was never settled: the server had lost its round."""
     settled: list[CompletedUpload] = []
-    desk.delivery.on_settled = settled.append
+    desk.delivery.uploads.on_settled = settled.append
 
     def put(start: bytes) -> None:
         desk.put(1, DATA, describe(DATA))
@@ -67,7 +67,7 @@ def test_a_repeated_round_counts_only_its_own_frames(desk, at_desk, describe) ->
         desk.outbox.commit(draft)
 
     async def story() -> None:
-        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.uploads.clock = asyncio.get_running_loop().time
         want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)])
         await desk.tell(want, pause_s=600.0)
         put(b"second")

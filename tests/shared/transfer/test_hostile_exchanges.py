@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
+from device_agent.exchange.upload_meter import UploadMeter
 from shared.errors import SessionLost
 from shared.protocol import wire
 from shared.protocol.messages import (
@@ -91,7 +92,7 @@ async def speak(transport: MemoryTransport, channel: str, words: Iterator[bytes]
 async def upload(folder: Path, words: Words, *, may_end: bool = False) -> object:
     """Bring an update from the outbox to a server that asks for it; return the bytes of frames that this took."""
     transport, box, clock = MemoryTransport(), Outbox(folder / "outbox", folder / "state"), loop_time()
-    desk = Desk(transport, box, Delivery(transport, SITE, DEVICE, box, Random(1), clock=clock))
+    desk = Desk(transport, box, Delivery(transport, SITE, DEVICE, box, Random(1), uploads=UploadMeter(clock)))
     desk.put(1, DATA, UP.transfer)
     honest = [
         wire.encode(Want(digest=UP.transfer.digest, frame_bytes=1024, ranges=[(0, 2), (4, 5)])),
@@ -116,7 +117,7 @@ async def upload(folder: Path, words: Words, *, may_end: bool = False) -> object
         assert receiver.finish() == DATA
         await desk.tell(ack(1))
         assert box.entries() == []
-        return desk.delivery.bytes_sent
+        return desk.delivery.uploads.bytes_sent
 
 
 async def download(folder: Path, words: Words, *, may_end: bool = False) -> object:
