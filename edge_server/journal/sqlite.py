@@ -173,7 +173,12 @@ class _Write:
 
 
 class SqliteJournal:
-    """Journal in a run's folder. May be used from several threads, one call at a time."""
+    """Journal in a run's folder. May be used from several threads, one call at a time.
+
+    Attributes:
+        lock: Held while records are written or read.
+        waiting: Records to write, of all threads.
+    """
 
     def __init__(self, folder: Path, *, durable: bool = True, updates: Path | None = None) -> None:
         """Open or create a run's folder; a damaged journal is set aside and continued from its intact records.
@@ -189,8 +194,8 @@ class SqliteJournal:
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
         self._path = folder / JOURNAL
-        self._lock, self.durable = threading.RLock(), durable
-        self._waiting = deque[_Write]()
+        self.lock, self.durable = threading.RLock(), durable
+        self.waiting = deque[_Write]()
         self._copier = LogCopier(self._commit_waiting)
         try:
             self._open()
@@ -250,7 +255,7 @@ class SqliteJournal:
         """
         kinds, bodies = {type(record) for record in records}, [encode(record) for record in records]
         write = _Write(bodies, payloads, may_wait=may_wait and self.durable, ends_run=RunClosed in kinds)
-        self._waiting.append(write)
+        self.waiting.append(write)
         if self.durable and not kinds.isdisjoint((RunOpened, RoundClosed, RunClosed)):
             self._copier.schedule()
         if write.may_wait:
@@ -263,10 +268,10 @@ class SqliteJournal:
 
     def _commit_waiting(self) -> None:
         """Write what all threads have to write; after an error, deferred records stay for the next call."""
-        with self._lock:
+        with self.lock:
             writes = list[_Write]()
-            while self._waiting:
-                writes.append(self._waiting.popleft())
+            while self.waiting:
+                writes.append(self.waiting.popleft())
             if not writes:
                 return
             try:
@@ -277,7 +282,7 @@ class SqliteJournal:
                 ordinary = error if isinstance(error, Exception) else None
                 for write in writes:  # each writer raises it; one of another thread must not believe in its record
                     write.error = ordinary or Unwritable(f"{self._path}: interrupted by {error!r}")
-                self._waiting.extendleft(write for write in reversed(writes) if write.may_wait)
+                self.waiting.extendleft(write for write in reversed(writes) if write.may_wait)
                 if not ordinary:
                     raise
 
@@ -311,7 +316,7 @@ class SqliteJournal:
         path = self.updates / name
         if not self.durable or transfer.size > INLINE_BYTES:
             return to_file.view(path)
-        with self._lock, translate_sql_errors(self._path):
+        with self.lock, translate_sql_errors(self._path):
             row = self._connection.execute(READ_PAYLOAD, (name,)).fetchone()
         content = memoryview(bytearray(row[0] if row else b""))  # writable, as a mapped file is
         if digest([content]) != transfer.digest:  # it came in frames
@@ -350,19 +355,19 @@ class SqliteJournal:
         return self._read_written(after)
 
     def _read_written(self, after: int = 0) -> RecordStream:
-        with self._lock, translate_sql_errors(self._path):
+        with self.lock, translate_sql_errors(self._path):
             [[until]] = self._connection.execute(COUNT).fetchall()
         return RecordStream(self._path, self._fetch, until, self._has_index, after)
 
     def _fetch(self, sql: str, parameters: tuple[int | str, ...], rows: int, size: int) -> list[Row]:
-        with self._lock, translate_sql_errors(self._path), suppress(sqlite3.ProgrammingError):  # it is closed
+        with self.lock, translate_sql_errors(self._path), suppress(sqlite3.ProgrammingError):  # it is closed
             return _fetch(self._connection, sql, parameters, rows, size)
         return read_database(self._path, lambda connection: _fetch(connection, sql, parameters, rows, size))
 
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
         path = self.folder / "journal.jsonl"
-        with self._lock, translate_sql_errors(self._path):
+        with self.lock, translate_sql_errors(self._path):
             rows = self._connection.execute("SELECT CAST(body AS BLOB) FROM records ORDER BY rowid")
             with path.open("wb") as file:
                 file.writelines(body + b"\n" for (body,) in rows)
@@ -372,7 +377,7 @@ class SqliteJournal:
         """Close the database after pending writes."""
         self._commit_waiting()
         self._copier.close()
-        with self._lock:
+        with self.lock:
             self._disconnect()
 
 

@@ -344,13 +344,14 @@ def test_a_small_payload_is_stored_with_its_record_until_the_run_ends(tmp_path, 
         assert not any(data[:100] in path.read_bytes() for path in tmp_path.rglob("*.*") for data in contents)
 
 
-def test_an_interrupt_reaches_the_records_that_other_threads_write_with_it(tmp_path, monkeypatch):
+def test_an_interrupt_reaches_the_records_that_other_threads_write_with_it(tmp_path):
     """Ctrl-C in one thread's write: the other's record is reported as not written, and can be added again."""
     store = SqliteStore(tmp_path)
     errors = list[Unwritable]()
 
-    def interrupt(_writes):
-        raise KeyboardInterrupt
+    class Interrupting(dict):
+        def items(self):
+            raise KeyboardInterrupt
 
     def add():
         try:
@@ -358,17 +359,15 @@ def test_an_interrupt_reaches_the_records_that_other_threads_write_with_it(tmp_p
         except Unwritable as error:
             errors.append(error)
 
-    with store._lock:  # both threads queue before either writes
+    with store.lock:  # both threads queue before either writes
         other = threading.Thread(target=add)
         other.start()
-        while not store._waiting:
+        while not store.waiting:
             other.join(0.01)
-        monkeypatch.setattr(store, "_write", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            store.append(closing(2))
+            store.extend((closing(2),), Interrupting())
     other.join()
     assert len(errors) == 1
-    monkeypatch.undo()
     store.append(closing(1))
     assert list(store.records()) == [closing(1)]
 
