@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import iscoroutinefunction, signature
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -88,6 +89,20 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, of what tests make."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test: in virtual time where it is so marked, else in real time, where a hang is an error."""
+    if not iscoroutinefunction(pyfuncitem.obj):
+        return None
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters})
+    if pyfuncitem.get_closest_marker("virtual_time"):
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test)
+    else:
+        asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -140,38 +140,34 @@ async def renewals(scene: Scene, files: dict[str, Path]) -> None:
         assert read_membership(used).not_after_utc_s > before + 200 * DAY_S
 
 
-def test_clocks_that_are_wrong_keep_nobody_from_joining_training_and_renewing(tmp_path):
+async def test_clocks_that_are_wrong_keep_nobody_from_joining_training_and_renewing(tmp_path):
     """The gateway is two days ahead at first and then as far behind: what boards keep of its time holds up none."""
-
-    async def story() -> None:
-        async with AsyncExitStack() as stack:
-            scene = Scene(tmp_path, stack)
-            scene.move_gateway(AHEAD_DAYS * DAY_S)
-            scene.clocks["a"].move(ahead_of(1970, 1, 2))
-            scene.clocks["b"].move(ahead_of(2038, 1, 20))
-            site = make_site(tmp_path, address="127.0.0.1", at=now() + timedelta(days=AHEAD_DAYS))
-            await scene.start_broker(site)
-            stack.push_async_callback(site.stop)
-            enrolment = EnrolmentSite(site.path, utc_s=scene.gateway_utc_s)
-            service = EnrolmentService(enrolment.registrar(), lambda: service_context(*enrolment.pair()))
-            port = await stack.enter_async_context(service.running("127.0.0.1", 0))
-            files = {name: scene.board_file(name) for name in "ab"}
-            boards = []
-            for name, path in files.items():
-                where = ("--folder", site.path, "--port", port)
-                token = await scene.run("gateway", "-m", "edge_server", "enrol", name, *where)
-                await scene.run(name, "-m", "device_agent", "join", token.strip(), "--config", path)
-                boards.append(scene.start("device_agent", name, path))
-            server = scene.start("edge_server", "server", scene.server_file(site))
-            await closed(scene, 1)
-            scene.move_gateway(-AHEAD_DAYS * DAY_S)  # and the boards' clocks with it, in the middle of a round
-            scene.clocks["a"].move(0.0, kept_right=True)
-            scene.clocks["b"].move(ahead_of(1970, 1, 2))
-            assert await asyncio.to_thread(server.wait, PATIENCE_S) == 0, scene.log("server").read_text()
-            assert scene.rounds() == [("aggregated", ("a", "b"))] * ROUNDS
-            for board in boards:
-                board.terminate()
-                await asyncio.to_thread(board.wait, PATIENCE_S)
-            await renewals(scene, files)
-
-    asyncio.run(asyncio.wait_for(story(), 4 * PATIENCE_S))
+    async with AsyncExitStack() as stack:
+        scene = Scene(tmp_path, stack)
+        scene.move_gateway(AHEAD_DAYS * DAY_S)
+        scene.clocks["a"].move(ahead_of(1970, 1, 2))
+        scene.clocks["b"].move(ahead_of(2038, 1, 20))
+        site = make_site(tmp_path, address="127.0.0.1", at=now() + timedelta(days=AHEAD_DAYS))
+        await scene.start_broker(site)
+        stack.push_async_callback(site.stop)
+        enrolment = EnrolmentSite(site.path, utc_s=scene.gateway_utc_s)
+        service = EnrolmentService(enrolment.registrar(), lambda: service_context(*enrolment.pair()))
+        port = await stack.enter_async_context(service.running("127.0.0.1", 0))
+        files = {name: scene.board_file(name) for name in "ab"}
+        boards = []
+        for name, path in files.items():
+            where = ("--folder", site.path, "--port", port)
+            token = await scene.run("gateway", "-m", "edge_server", "enrol", name, *where)
+            await scene.run(name, "-m", "device_agent", "join", token.strip(), "--config", path)
+            boards.append(scene.start("device_agent", name, path))
+        server = scene.start("edge_server", "server", scene.server_file(site))
+        await closed(scene, 1)
+        scene.move_gateway(-AHEAD_DAYS * DAY_S)  # and the boards' clocks with it, in the middle of a round
+        scene.clocks["a"].move(0.0, kept_right=True)
+        scene.clocks["b"].move(ahead_of(1970, 1, 2))
+        assert await asyncio.to_thread(server.wait, PATIENCE_S) == 0, scene.log("server").read_text()
+        assert scene.rounds() == [("aggregated", ("a", "b"))] * ROUNDS
+        for board in boards:
+            board.terminate()
+            await asyncio.to_thread(board.wait, PATIENCE_S)
+        await renewals(scene, files)

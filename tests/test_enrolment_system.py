@@ -110,101 +110,89 @@ async def refusal(path: Path) -> str:
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_path):
-    async def go():
-        async with whole_site(tmp_path) as (site, token):
-            path = tmp_path / "board/agent.toml"  # which is made
-            path.parent.mkdir()
-            line = await token("pi-03")
-            code, said, why = await join(path, line, "--data", tmp_path / "own.npz")
-            assert code == 0, why
-            assert parse_token(line).secret not in said + why
-            config = load(path)
-            assert (config.state_dir, path.stat().st_mode & 0o777) == (str(tmp_path / "board/state"), 0o644)
-            assert (config.examples.source, config.examples.path) == ("npz", str(tmp_path / "own.npz"))
-            assert (config.device, config.site, config.broker.port) == ("pi-03", "roof", site.door.port)
-            assert await refusal(path) == ""
-            other = agent_file(tmp_path / "other")
-            code, said, why = await join(other, line)
-            assert (code, MESSAGES["used"] in why) == (2, True)
-            assert not (await revoke(site.folder, "pi-03", now())).faults
-            assert await refusal(path)
-            code, said, why = await join(path, await token("pi-03", "--readmit"))
-            assert code == 0, why
-            assert await refusal(path) == ""
-            states = [one.state(0.0) for one in read_ledger(site.path).tokens.values()]
-            assert states == ["closed", "closed"]
-
-    asyncio.run(go())
+async def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_path):
+    async with whole_site(tmp_path) as (site, token):
+        path = tmp_path / "board/agent.toml"  # which is made
+        path.parent.mkdir()
+        line = await token("pi-03")
+        code, said, why = await join(path, line, "--data", tmp_path / "own.npz")
+        assert code == 0, why
+        assert parse_token(line).secret not in said + why
+        config = load(path)
+        assert (config.state_dir, path.stat().st_mode & 0o777) == (str(tmp_path / "board/state"), 0o644)
+        assert (config.examples.source, config.examples.path) == ("npz", str(tmp_path / "own.npz"))
+        assert (config.device, config.site, config.broker.port) == ("pi-03", "roof", site.door.port)
+        assert await refusal(path) == ""
+        other = agent_file(tmp_path / "other")
+        code, said, why = await join(other, line)
+        assert (code, MESSAGES["used"] in why) == (2, True)
+        assert not (await revoke(site.folder, "pi-03", now())).faults
+        assert await refusal(path)
+        code, said, why = await join(path, await token("pi-03", "--readmit"))
+        assert code == 0, why
+        assert await refusal(path) == ""
+        states = [one.state(0.0) for one in read_ledger(site.path).tokens.values()]
+        assert states == ["closed", "closed"]
 
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_a_certificate_is_renewed_and_shown_to_the_broker_before_it_is_used(tmp_path):
+async def test_a_certificate_is_renewed_and_shown_to_the_broker_before_it_is_used(tmp_path):
     """By a handshake that a running session of the board does not notice; a revoked one the broker does not take."""
-
-    async def go():
-        site = make_site(tmp_path)
-        initialise(site.folder, SiteSettings(addresses=("127.0.0.1",)), now())
-        ahead = [0.0]
-        await site.start()
-        try:
-            async with asyncio.timeout(GUARD_S), enrolling(site, lambda: utc_seconds() + ahead[0]) as token:
-                path = agent_file(tmp_path / "board")
-                code, _, why = await join(path, await token("pi-03"))
-                assert code == 0, why
-                config = load(path)
-                state, clock = Path(config.state_dir), BoardClock.of(Path(config.state_dir))
-                renewal = Renewal(state, clock, partial(show_certificate, clock=clock), config.broker)
-                before = (state / IN_USE).read_bytes()
-                presence = Presence(topic("roof", "pi-03", "status"), b"", b"")
-                async with MqttTransport(
-                    config.broker, "pi-03", lambda: presence, dates=clock.may_judge
-                ).running() as own:
-                    await own.connected.wait()
-                    assert not await renewal.look()
-                    ahead[0] = 260 * DAY_S
-                    assert await renewal.look()
-                    assert own.connections == 1
-                    assert own.connected.is_set()
-                assert (state / IN_USE).read_bytes() != before
-                assert await refusal(path) == ""
-                assert await show_certificate(config.broker, clock) == ""
-                await revoke(site.folder, "pi-03", now())
-                said = await show_certificate(config.broker, clock)
-                assert ALERTS["CERTIFICATE_REVOKED"].format(cert=config.broker.tls.cert) in said
-        finally:
-            assert site.process
-            site.process.terminate()
-            await site.process.wait()
-
-    asyncio.run(go())
+    site = make_site(tmp_path)
+    initialise(site.folder, SiteSettings(addresses=("127.0.0.1",)), now())
+    ahead = [0.0]
+    await site.start()
+    try:
+        async with asyncio.timeout(GUARD_S), enrolling(site, lambda: utc_seconds() + ahead[0]) as token:
+            path = agent_file(tmp_path / "board")
+            code, _, why = await join(path, await token("pi-03"))
+            assert code == 0, why
+            config = load(path)
+            state, clock = Path(config.state_dir), BoardClock.of(Path(config.state_dir))
+            renewal = Renewal(state, clock, partial(show_certificate, clock=clock), config.broker)
+            before = (state / IN_USE).read_bytes()
+            presence = Presence(topic("roof", "pi-03", "status"), b"", b"")
+            async with MqttTransport(config.broker, "pi-03", lambda: presence, dates=clock.may_judge).running() as own:
+                await own.connected.wait()
+                assert not await renewal.look()
+                ahead[0] = 260 * DAY_S
+                assert await renewal.look()
+                assert own.connections == 1
+                assert own.connected.is_set()
+            assert (state / IN_USE).read_bytes() != before
+            assert await refusal(path) == ""
+            assert await show_certificate(config.broker, clock) == ""
+            await revoke(site.folder, "pi-03", now())
+            said = await show_certificate(config.broker, clock)
+            assert ALERTS["CERTIFICATE_REVOKED"].format(cert=config.broker.tls.cert) in said
+    finally:
+        assert site.process
+        site.process.terminate()
+        await site.process.wait()
 
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_what_the_boards_file_says_of_itself_holds(tmp_path):
-    async def go():
-        async with whole_site(tmp_path) as (_, token):
-            wrong = agent_file(tmp_path / "wrong", 'device = "pi-04"\n')
-            line = await token("pi-03")
-            code, _, why = await join(wrong, line)
-            assert code == 2, why
-            right = agent_file(tmp_path / "right", 'device = "pi-03"\nsite = "roof"\n[broker]\nkeepalive_s = 30\n')
-            code, _, why = await join(right, line)  # it was not bound to the other board
-            assert code == 0, why
-            config = load(right)
-            assert config.broker.keepalive_s == 30
-            assert config.broker.tls == credentials.make_tls(
-                Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
-            )
-            right.write_text(right.read_text().replace("roof", "barn"))
-            with pytest.raises(ConfigError, match=naming("site", "'barn'")):
-                load(right)
-            right.write_text('state_dir = "state"\n[broker]\nhost = "192.0.2.1"\n[data]\nsource = "digits"\n')
-            assert load(right).broker.host == "192.0.2.1"  # whoever names a broker means it
-
-    asyncio.run(go())
+async def test_what_the_boards_file_says_of_itself_holds(tmp_path):
+    async with whole_site(tmp_path) as (_, token):
+        wrong = agent_file(tmp_path / "wrong", 'device = "pi-04"\n')
+        line = await token("pi-03")
+        code, _, why = await join(wrong, line)
+        assert code == 2, why
+        right = agent_file(tmp_path / "right", 'device = "pi-03"\nsite = "roof"\n[broker]\nkeepalive_s = 30\n')
+        code, _, why = await join(right, line)  # it was not bound to the other board
+        assert code == 0, why
+        config = load(right)
+        assert config.broker.keepalive_s == 30
+        assert config.broker.tls == credentials.make_tls(
+            Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
+        )
+        right.write_text(right.read_text().replace("roof", "barn"))
+        with pytest.raises(ConfigError, match=naming("site", "'barn'")):
+            load(right)
+        right.write_text('state_dir = "state"\n[broker]\nhost = "192.0.2.1"\n[data]\nsource = "digits"\n')
+        assert load(right).broker.host == "192.0.2.1"  # whoever names a broker means it
 
 
 def test_a_token_is_read_from_where_no_process_list_shows_it(tmp_path):

@@ -257,28 +257,24 @@ def libraries(tmp_path) -> Path:
 @needs_mosquitto
 @pytest.mark.broker
 @pytest.mark.slow
-def test_secrets_are_nowhere_but_in_their_own_files(tmp_path, libraries):
+async def test_secrets_are_nowhere_but_in_their_own_files(tmp_path, libraries):
     """Neither in logs, records, traces, settings and bundles, nor in command lines and environments of what ran."""
     scene = Scene(tmp_path)
     for user in ("pi-03", "edge-server"):
         scene.passwords[user] = secrets.token_urlsafe(15)
         scene.canaries.add(f"password of {user}", scene.passwords[user].encode())
-
-    async def story() -> None:
-        async with whole_site(tmp_path) as (site, token):
-            await scene.join(await token("pi-03"))
-            async with strict_broker(site, scene.passwords) as port:
-                scene.configure(port, site)
-                await asyncio.to_thread(scene.learn)
-                await asyncio.to_thread(
-                    scene.call, "trace", "export", folder_of(tmp_path / "runs"), "--out", tmp_path / "trace"
-                )
-                await asyncio.to_thread(scene.call, "devices", "--config", scene.server, "--format", "json")
-                await asyncio.to_thread(scene.call, "enrol", "--list", "--folder", site.path)
-                await asyncio.to_thread(scene.sign, site)
-                await asyncio.to_thread(scene.bundle, site, libraries)
-
-    asyncio.run(asyncio.wait_for(story(), PATIENCE_S * 3))
+    async with whole_site(tmp_path) as (site, token):
+        await scene.join(await token("pi-03"))
+        async with strict_broker(site, scene.passwords) as port:
+            scene.configure(port, site)
+            await asyncio.to_thread(scene.learn)
+            await asyncio.to_thread(
+                scene.call, "trace", "export", folder_of(tmp_path / "runs"), "--out", tmp_path / "trace"
+            )
+            await asyncio.to_thread(scene.call, "devices", "--config", scene.server, "--format", "json")
+            await asyncio.to_thread(scene.call, "enrol", "--list", "--folder", site.path)
+            await asyncio.to_thread(scene.sign, site)
+            await asyncio.to_thread(scene.bundle, site, libraries)
     assert all(scene.seen.has(word) for word in ("device_agent", "edge_server", "--token-file", "mosquitto"))
     assert {name for line in scene.seen.lines for name in scene.canaries.found_in(line)} == set()
     assert {name for line in scene.said for name in scene.canaries.found_in(line.encode())} == set()

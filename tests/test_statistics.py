@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
+from edge_server.journal.records import AnyRecord, Evaluated, UpdateAccepted, closed_rounds
 from edge_server.plan import data as plan_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay_plan
@@ -22,10 +22,10 @@ from shared.models.running_statistics import measure_several, statistic_names
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Mean, State, Tree, accumulate, finish_mean
 from tests.edge_server.fleets import Network, Site
-from tests.edge_server.harness import moved, site, update_for, virtual
+from tests.edge_server.harness import moved, site, update_for
 from tests.edge_server.textbook import NAMES, make_plan, require_equal, shares
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.virtual_time]
 
 ROUNDS = 3
 EMNIST = Spec(name="spu_emnist", options={"side": 8, "width": 4, "classes": 10})
@@ -100,47 +100,37 @@ def test_devices_with_models_of_their_own_measure_before_they_evaluate(tmp_path)
     assert accuracies(here.play()[1]) == accuracies(ends[4][1])
 
 
-def test_devices_of_before_send_nothing_back_and_statistics_stay_as_they_were_averaged(tmp_path):
+async def test_devices_of_before_send_nothing_back_and_statistics_stay_as_they_were_averaged(tmp_path):
     """To them the task asks for nothing; the round ends all the same, and says that nothing was measured."""
-
-    async def play() -> tuple[State, list[RoundClosed]]:
-        async with site(tmp_path, rounds=1, **(SECTIONS | {"evaluation": "every = 1"})) as here:
-            puppets = [await here.device(name) for name in ("a", "b")]
-            for one in puppets:
-                await one.answer(await one.task(), moved(here.plan, 0.25))
-            for one in puppets:
-                task = await one.task()
-                assert (task.train, task.evaluate, task.assignment.batches_to_measure) == (False, False, 8)
-                ack = await one.offer(update_for(task, b"", params=None, weight=0.0, num_examples=0))
-                assert ack.verdict == "accepted"
-            return await here.ended()
-
-    state, [closed] = virtual(play())
+    async with site(tmp_path, rounds=1, **(SECTIONS | {"evaluation": "every = 1"})) as here:
+        puppets = [await here.device(name) for name in ("a", "b")]
+        for one in puppets:
+            await one.answer(await one.task(), moved(here.plan, 0.25))
+        for one in puppets:
+            task = await one.task()
+            assert (task.train, task.evaluate, task.assignment.batches_to_measure) == (False, False, 8)
+            ack = await one.offer(update_for(task, b"", params=None, weight=0.0, num_examples=0))
+            assert ack.verdict == "accepted"
+        state, [closed] = await here.ended()
     assert (closed.outcome, closed.statistics_batches, closed.arrived) == ("aggregated", 0, ("a", "b"))
     first = build_initial(EMNIST, 0).tree()
     for key in statistic_names(build_blank(EMNIST).layers):
         assert torch.equal(state.tree[key], first[key] + 0.25)
 
 
-def test_statistics_of_one_device_do_not_spoil_the_model(tmp_path):
+async def test_statistics_of_one_device_do_not_spoil_the_model(tmp_path):
     """Three tell them alike; a fourth 1e30 for all, a fifth variances below zero, both of a million batches."""
-
-    async def play() -> tuple[State, list[RoundClosed]]:
-        sections = SECTIONS | {"evaluation": "every = 1", "cohort": "min_devices = 5"}
-        async with site(tmp_path, rounds=1, **sections) as here:
-            puppets = [await here.device(name) for name in "abcde"]
-            for one in puppets:
-                await one.answer(await one.task(), moved(here.plan, 0.0))
-            for one in puppets:
-                value = {"d": 1e30, "e": -0.5}.get(one.name, 0.5)
-                task, names = await one.task(), statistic_names(build_blank(here.plan.model).layers)
-                tree = {
-                    name: torch.full_like(leaf, value) for name, leaf in moved(here.plan, 0.0).items() if name in names
-                }
-                batches = {"statistics_batches": 4.0 if one.name in "abc" else 1e6}
-                assert (await one.answer(task, tree, metrics=batches)).verdict == "accepted"
-            return await here.ended()
-
-    state, [closed] = virtual(play())
+    sections = SECTIONS | {"evaluation": "every = 1", "cohort": "min_devices = 5"}
+    async with site(tmp_path, rounds=1, **sections) as here:
+        puppets = [await here.device(name) for name in "abcde"]
+        for one in puppets:
+            await one.answer(await one.task(), moved(here.plan, 0.0))
+        for one in puppets:
+            value = {"d": 1e30, "e": -0.5}.get(one.name, 0.5)
+            task, names = await one.task(), statistic_names(build_blank(here.plan.model).layers)
+            tree = {name: torch.full_like(leaf, value) for name, leaf in moved(here.plan, 0.0).items() if name in names}
+            batches = {"statistics_batches": 4.0 if one.name in "abc" else 1e6}
+            assert (await one.answer(task, tree, metrics=batches)).verdict == "accepted"
+        state, [closed] = await here.ended()
     assert closed.statistics_batches == 12
     assert {state.tree[name].unique().item() for name in statistic_names(build_blank(EMNIST).layers)} == {0.5}

@@ -22,9 +22,11 @@ from shared.protocol.topics import topic
 from shared.tensors import mixed_precision
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import Network, Site
-from tests.edge_server.harness import RUN, SITE, beginning, moved, site, virtual
+from tests.edge_server.harness import RUN, SITE, beginning, moved, site
 from tests.edge_server.textbook import NAMES, make_plan, require_equal, shares
 from tests.naming import names_all
+
+pytestmark = pytest.mark.virtual_time
 
 numbers = itertools.count()
 ADAM = 'optimizer = "adamw"\nbeta2 = 0.99\nclip_norm = 0.5\nschedule = "cosine"\nwarmup_rounds = 1'
@@ -123,26 +125,22 @@ def test_reduced_precision_is_recorded_and_its_lack_noted_once_per_device(tmp_pa
 
 
 @pytest.mark.parametrize("option", ['optimizer = "adam"', "clip_norm = 1.0", 'precision = "bfloat16"'])
-def test_an_agent_that_would_ignore_an_option_takes_no_part(tmp_path, option):
+async def test_an_agent_that_would_ignore_an_option_takes_no_part(tmp_path, option):
     """It would train by plain SGD, and nobody would know."""
-
-    async def story() -> None:
-        async with site(tmp_path, rounds=1, hyper=f"batch_size = 16\n{option}") as here:
-            devices = [await here.device(name, online=False) for name in "abc"]
-            for puppet, knows in zip(devices, (TASK_FIELDS, TASK_FIELDS, ()), strict=True):
-                status = Status(device=puppet.name, session=1, instance=puppet.name, online=True, knows=knows)
-                await here.broker.publish(topic(SITE, puppet.name, "status"), wire.encode(status), retain=True)
-            for puppet in devices[:2]:
-                task = await puppet.task()
-                assert f"hyper.{option.split()[0]}" in TASK_FIELDS
-                assert task.assignment.hyper.step.features == {option.split()[0]}
-                await puppet.answer(task, moved(here.plan, 0.1))
-            _, rounds = await here.ended()
-            notes = [record.what for record in here.store.records() if isinstance(record, Noted)]
-        assert [one.arrived for one in rounds] == [("a", "b")]
-        assert [names_all(note, "c", f"hyper.{option.split()[0]}") for note in notes] == [True]
-
-    virtual(story())
+    async with site(tmp_path, rounds=1, hyper=f"batch_size = 16\n{option}") as here:
+        devices = [await here.device(name, online=False) for name in "abc"]
+        for puppet, knows in zip(devices, (TASK_FIELDS, TASK_FIELDS, ()), strict=True):
+            status = Status(device=puppet.name, session=1, instance=puppet.name, online=True, knows=knows)
+            await here.broker.publish(topic(SITE, puppet.name, "status"), wire.encode(status), retain=True)
+        for puppet in devices[:2]:
+            task = await puppet.task()
+            assert f"hyper.{option.split()[0]}" in TASK_FIELDS
+            assert task.assignment.hyper.step.features == {option.split()[0]}
+            await puppet.answer(task, moved(here.plan, 0.1))
+        _, rounds = await here.ended()
+        notes = [record.what for record in here.store.records() if isinstance(record, Noted)]
+    assert [one.arrived for one in rounds] == [("a", "b")]
+    assert [names_all(note, "c", f"hyper.{option.split()[0]}") for note in notes] == [True]
 
 
 def test_a_plan_of_plain_sgd_takes_agents_of_all_versions(tmp_path):

@@ -29,27 +29,23 @@ def leave_update(state: Path, device: str) -> None:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_an_update_of_the_copied_board_is_set_aside_and_not_delivered(tmp_path, is_recorded):
+async def test_an_update_of_the_copied_board_is_set_aside_and_not_delivered(tmp_path, is_recorded):
     """Also where the card was copied before a version that records whose it is."""
-
-    async def scene() -> list[bytes]:
-        async with (
-            asyncio.timeout(LIMIT_S),
-            run_private_broker(tmp_path) as broker,
-            MqttTransport(Broker(port=broker.port), "tester").running() as transport,
-        ):
-            await transport.connected.wait()
-            path = write_config(tmp_path, broker.port)
-            leave_update(tmp_path / "state", "other")
-            if is_recorded:
-                owner.claim(tmp_path / "state", "other")
-            async with transport.subscribe(topic(SITE, DEVICE, "update")) as inbox, living(path) as process:
-                await line_with(process, "device other", "of-other.kept-1")
-                await line_with(process, "INFO", "shared.transport.mqtt")
-                await asyncio.sleep(QUIET_S)
-                return [data for _, data in inbox.drain()]
-
-    assert asyncio.run(scene()) == []
+    async with (
+        asyncio.timeout(LIMIT_S),
+        run_private_broker(tmp_path) as broker,
+        MqttTransport(Broker(port=broker.port), "tester").running() as transport,
+    ):
+        await transport.connected.wait()
+        path = write_config(tmp_path, broker.port)
+        leave_update(tmp_path / "state", "other")
+        if is_recorded:
+            owner.claim(tmp_path / "state", "other")
+        async with transport.subscribe(topic(SITE, DEVICE, "update")) as inbox, living(path) as process:
+            await line_with(process, "device other", "of-other.kept-1")
+            await line_with(process, "INFO", "shared.transport.mqtt")
+            await asyncio.sleep(QUIET_S)
+            assert [data for _, data in inbox.drain()] == []
     aside = tmp_path / "state" / "of-other.kept-1"
     assert [one.update.device for one in Outbox(aside / "outbox", aside / "state").entries()] == ["other"]
     assert (aside / "state" / "trial").read_bytes() == b"personal"

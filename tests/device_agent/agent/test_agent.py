@@ -14,6 +14,8 @@ from shared.protocol.topics import topic
 from shared.transfer import frames
 from tests.device_agent.agent_side import DEVICE, RESULT, SITE
 
+pytestmark = pytest.mark.virtual_time
+
 
 def test_a_task_is_fetched_trained_and_offered(site, live, make_task, parameters) -> None:
     """The trainer is given files, not tensors, and what the task cost so far; the phases follow."""
@@ -171,18 +173,15 @@ def test_a_task_whose_update_waits_is_offered_again_not_trained_again(site, live
     live(story)
 
 
-def test_after_a_restart_the_outbox_is_offered_and_the_task_not_trained_again(site, virtually, make_task) -> None:
-    async def routine() -> None:
-        async with site.living():
-            await site.tell("task", make_task(), 1.5)
-        site.offers.clear()
-        async with site.living():
-            assert site.offered == [1]
-            await site.tell("task", make_task(), 0.5)
-        assert site.offered == [1, 1]
-        assert site.trainer.rounds == [1]
-
-    virtually(routine())
+async def test_after_a_restart_the_outbox_is_offered_and_the_task_not_trained_again(site, make_task) -> None:
+    async with site.living():
+        await site.tell("task", make_task(), 1.5)
+    site.offers.clear()
+    async with site.living():
+        assert site.offered == [1]
+        await site.tell("task", make_task(), 0.5)
+    assert site.offered == [1, 1]
+    assert site.trainer.rounds == [1]
 
 
 def test_it_reports_at_once_and_then_from_time_to_time(site, live) -> None:

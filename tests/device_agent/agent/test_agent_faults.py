@@ -17,6 +17,8 @@ from shared.transport.memory import MemoryTransport
 from tests.device_agent.agent_side import DEVICE, StubTrainer
 from tests.naming import names_all
 
+pytestmark = pytest.mark.virtual_time
+
 
 def test_a_failed_training_is_reported_with_its_cause_and_the_next_task_works(site, live, make_task) -> None:
     async def story() -> None:
@@ -151,17 +153,13 @@ def test_a_fault_of_ours_ends_the_agent(site, virtually, make_task) -> None:
         virtually(routine())
 
 
-def test_cancelling_it_gives_the_job_up_and_leaves_no_task_behind(site, virtually, make_task) -> None:
+async def test_cancelling_it_gives_the_job_up_and_leaves_no_task_behind(site, make_task) -> None:
     """What SIGTERM does."""
-
-    async def routine() -> None:
-        async with site.living():
-            await site.tell("task", make_task(), 0.5)
-        assert site.trainer.given_up == [1]
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtually(routine())
+    async with site.living():
+        await site.tell("task", make_task(), 0.5)
+    assert site.trainer.given_up == [1]
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_committed_entry_of_a_superseded_task_keeps_its_state(site, live, make_task, tmp_path) -> None:

@@ -17,39 +17,33 @@ SECONDS = 0.05
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_every_client_has_one_request_under_way_and_all_are_answered(real, tmp_path, clients):
+async def test_every_client_has_one_request_under_way_and_all_are_answered(tmp_path, clients):
     seen = []
 
     def answer(request):
         seen.append(request.body)
         return Response(200, b"{}")
 
-    async def story():
-        server = HttpServer(answer, 1000, 10.0, monotonic)
-        await server.listen(0, str(tmp_path / "s"))
-        taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
-        server.close()
-        assert len(taken) == len(seen) >= clients
-        assert set(seen) == {b"abc"}
-        assert min(taken) > 0
-
-    real(story())
+    server = HttpServer(answer, 1000, 10.0, monotonic)
+    await server.listen(0, str(tmp_path / "s"))
+    taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+    server.close()
+    assert len(taken) == len(seen) >= clients
+    assert set(seen) == {b"abc"}
+    assert min(taken) > 0
 
 
-def test_a_refusal_ends_it(real, tmp_path):
-    async def story():
-        server = HttpServer(lambda _: make_refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
-        await server.listen(0, str(tmp_path / "s"))
-        with pytest.raises(ConfigError, match="nothing is served here"):
-            await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, 2)
-        server.close()
-
-    real(story())
+async def test_a_refusal_ends_it(tmp_path):
+    server = HttpServer(lambda _: make_refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
+    await server.listen(0, str(tmp_path / "s"))
+    with pytest.raises(ConfigError, match="nothing is served here"):
+        await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, 2)
+    server.close()
 
 
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("size", [0, 100, 70_000, 1_500_000])
-def test_answers_of_any_size_are_read_whole(real, tmp_path, clients, size):
+async def test_answers_of_any_size_are_read_whole(tmp_path, clients, size):
     """Of binary tensors another header, Inference-Header-Content-Length, gives the size of a part of the body."""
     answered = []
 
@@ -58,11 +52,8 @@ def test_answers_of_any_size_are_read_whole(real, tmp_path, clients, size):
         answered.append(request)
         return Response(200, b"x" * size, min(size, 7))
 
-    async def story():
-        server = HttpServer(answer, 4_000_000, 10.0, monotonic)
-        await server.listen(0, str(tmp_path / "s"))
-        taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
-        server.close()
-        assert len(taken) == len(answered) >= clients
-
-    real(story())
+    server = HttpServer(answer, 4_000_000, 10.0, monotonic)
+    await server.listen(0, str(tmp_path / "s"))
+    taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+    server.close()
+    assert len(taken) == len(answered) >= clients

@@ -73,14 +73,10 @@ def checked(*options: object) -> tuple[int, dict[str, Check]]:
 
 
 @pytest.mark.broker
-def test_where_all_is_well_it_ends_with_0(tmp_path, libraries) -> None:
+async def test_where_all_is_well_it_ends_with_0(tmp_path, libraries) -> None:
     """A real broker, a folder that can be written; the folder is left to the agent to make."""
-
-    async def story() -> tuple[int, dict[str, Check]]:
-        async with run_private_broker(tmp_path) as broker:
-            return await asyncio.to_thread(checked, "--config", write_config(tmp_path, broker.port))
-
-    code, checks = asyncio.run(story())
+    async with run_private_broker(tmp_path) as broker:
+        code, checks = await asyncio.to_thread(checked, "--config", write_config(tmp_path, broker.port))
     assert code == 0, checks
     assert {name for name, check in checks.items() if check.state == "ok"} >= {"config", "disk", "broker", "torch"}
     assert checks["onnxruntime"].state == "warn"

@@ -96,59 +96,47 @@ def test_on_this_machine_it_says_what_is_absent_and_succeeds() -> None:
     assert {name.partition(".")[0] for name in names} >= {"cpu", "power", "thermal", "wifi", "memory"}
 
 
-def test_a_watch_that_is_piped_gives_a_line_of_json_each_time_with_the_load() -> None:
+async def test_a_watch_that_is_piped_gives_a_line_of_json_each_time_with_the_load() -> None:
     """From the second on there are rates of this machine's counters; a SIGINT ends it without a traceback."""
-
-    async def story() -> tuple[list[dict], int | None, bytes]:
-        async with asyncio.timeout(LIMIT_S):
-            process = await start("--watch", "0.2")
-            lines = [msgspec.json.decode(await process.stdout.readline()) for _ in range(3)]
-            process.send_signal(signal.SIGINT)
-            _, err = await process.communicate()
-        return lines, process.returncode, err
-
-    lines, code, err = asyncio.run(story())
+    async with asyncio.timeout(LIMIT_S):
+        process = await start("--watch", "0.2")
+        lines = [msgspec.json.decode(await process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    code = process.returncode
     assert "cputime.load_ratio" not in lines[0]["readings"]
     assert 0 <= lines[-1]["readings"]["cputime.load_ratio"]["value"] <= 1
     assert lines[-1]["readings"]["cputime.total_seconds"]["at"] > lines[0]["readings"]["cputime.total_seconds"]["at"]
     assert (code, err) == (130, b"")
 
 
-def test_a_watch_that_is_piped_gives_tables_where_they_are_asked_for() -> None:
+async def test_a_watch_that_is_piped_gives_tables_where_they_are_asked_for() -> None:
     """The whole of each, with its rates from the second one on."""
-
-    async def story() -> list[bytes]:
-        async with asyncio.timeout(LIMIT_S):
-            process = await start("--root", ORIN, "--watch", "0.2", "--format", "table")
-            seen = [await process.stdout.readuntil(b"\n\nboard ") for _ in range(2)]
-            process.kill()
-            await process.communicate()
-        return seen
-
-    for table in asyncio.run(story()):
+    async with asyncio.timeout(LIMIT_S):
+        process = await start("--root", ORIN, "--watch", "0.2", "--format", "table")
+        seen = [await process.stdout.readuntil(b"\n\nboard ") for _ in range(2)]
+        process.kill()
+        await process.communicate()
+    for table in seen:
         assert b"power.total_watts" in table
         assert b"thermal.hottest_celsius" in table
         assert b"{" not in table
 
 
-def test_a_watch_on_a_terminal_is_drawn_in_place_and_cuts_nothing() -> None:
+async def test_a_watch_on_a_terminal_is_drawn_in_place_and_cuts_nothing() -> None:
     """Cursor to the corner, rest of the screen cleared, and every figure, also on a terminal that is too low."""
-
-    async def story() -> bytes:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 6, 110, 0, 0))
-        async with asyncio.timeout(LIMIT_S):
-            process = await start("--root", ORIN, "--watch", "0.2", stdout=theirs)
-            os.close(theirs)
-            seen = b""
-            while seen.count(CLEAR) < 3:
-                seen += await asyncio.to_thread(os.read, ours, 1 << 16)
-            process.kill()
-            await process.communicate()
-        os.close(ours)
-        return seen
-
-    before, screen, *_ = asyncio.run(story()).split(CLEAR)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 6, 110, 0, 0))
+    async with asyncio.timeout(LIMIT_S):
+        process = await start("--root", ORIN, "--watch", "0.2", stdout=theirs)
+        os.close(theirs)
+        seen = b""
+        while seen.count(CLEAR) < 3:
+            seen += await asyncio.to_thread(os.read, ours, 1 << 16)
+        process.kill()
+        await process.communicate()
+    os.close(ours)
+    before, screen, *_ = seen.split(CLEAR)
     lines = screen.decode().splitlines()
     assert before == b""
     assert lines[0].split() == ["board", "jetson-orin-nx", "Jetson", "Orin", "NX"]
@@ -157,18 +145,15 @@ def test_a_watch_on_a_terminal_is_drawn_in_place_and_cuts_nothing() -> None:
         assert name in text
 
 
-def test_a_reader_that_goes_away_ends_a_watch_quietly() -> None:
-    async def story() -> tuple[int | None, bytes]:
-        ours, theirs = os.pipe()
-        async with asyncio.timeout(LIMIT_S):
-            process = await start("--watch", "0.2", stdout=theirs)
-            os.close(theirs)
-            await asyncio.to_thread(os.read, ours, 100)
-            os.close(ours)
-            _, err = await process.communicate()
-        return process.returncode, err
-
-    assert asyncio.run(story()) == (1, b"")
+async def test_a_reader_that_goes_away_ends_a_watch_quietly() -> None:
+    ours, theirs = os.pipe()
+    async with asyncio.timeout(LIMIT_S):
+        process = await start("--watch", "0.2", stdout=theirs)
+        os.close(theirs)
+        await asyncio.to_thread(os.read, ours, 100)
+        os.close(ours)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (1, b"")
 
 
 def test_a_record_is_a_fixture_at_once(tmp_path, printed) -> None:

@@ -17,6 +17,8 @@ from shared.protocol.messages import Report
 from shared.runtime.executor import background, inline
 from tests.device_agent.sources import Given
 
+pytestmark = pytest.mark.virtual_time
+
 SENT = CompletedUpload(
     run="trial", round=3, started=1.0, ended=3.5, bytes_up=700, cost=Cost(compute_s=9.0, bytes_up=500)
 )
@@ -55,32 +57,24 @@ def reporter(ear: Ear, senses: Senses, **options: object) -> Reporter:
     return Reporter(*(ear, "lab", "board", clock, inline), sense=senses, report_s=30.0, **options)
 
 
-def test_the_board_is_looked_at_from_time_to_time(virtually):
+async def test_the_board_is_looked_at_from_time_to_time():
     """In 100 s of 30 s periods there are four looks and four reports, each with the moment it was sent."""
     ear, senses = Ear(), Senses()
-
-    async def routine() -> None:
-        async with background(reporter(ear, senses).run()):
-            await asyncio.sleep(100)
-
-    virtually(routine())
+    async with background(reporter(ear, senses).run()):
+        await asyncio.sleep(100)
     assert ear.moments == [0.0, 30.0, 60.0, 90.0]
     assert senses.looks == 4
     assert ear.heard[-1][1].at == pytest.approx(90.0, abs=0.01)
 
 
-def test_a_settled_update_is_told_at_once_without_another_look(virtually):
+async def test_a_settled_update_is_told_at_once_without_another_look():
     """Its cost comes within the same moment, with the upload's seconds, bytes and provenance; the rest is as it was."""
     ear, senses = Ear(), Senses()
-
-    async def routine() -> None:
-        told = reporter(ear, senses)
-        async with background(told.run()):
-            await asyncio.sleep(10)
-            told.note_upload(SENT)
-            await asyncio.sleep(40)
-
-    virtually(routine())
+    told = reporter(ear, senses)
+    async with background(told.run()):
+        await asyncio.sleep(10)
+        told.note_upload(SENT)
+        await asyncio.sleep(40)
     assert ear.moments == [0.0, 10.0, 30.0]
     assert senses.looks == 2
     first, second, third = (report for _, report in ear.heard)
@@ -91,94 +85,74 @@ def test_a_settled_update_is_told_at_once_without_another_look(virtually):
     assert third.spent == second.spent
 
 
-def test_fast_rounds_do_not_make_a_report_each(virtually):
+async def test_fast_rounds_do_not_make_a_report_each():
     """A hundred updates settled within ten seconds make at most one report a second; the last one's cost is told."""
     ear = Ear()
-
-    async def routine() -> None:
-        told = reporter(ear, Senses())
-        async with background(told.run()):
-            for number in range(100):
-                await asyncio.sleep(0.1)
-                told.note_upload(CompletedUpload(run="trial", round=number, started=0.0, ended=1.0, bytes_up=1))
-            await asyncio.sleep(5)
-
-    virtually(routine())
+    told = reporter(ear, Senses())
+    async with background(told.run()):
+        for number in range(100):
+            await asyncio.sleep(0.1)
+            told.note_upload(CompletedUpload(run="trial", round=number, started=0.0, ended=1.0, bytes_up=1))
+        await asyncio.sleep(5)
     assert len(ear.heard) <= 12
     assert ear.heard[-1][1].spent.round == 99
 
 
-def test_a_report_that_nobody_hears_is_said_again(virtually):
+async def test_a_report_that_nobody_hears_is_said_again():
     """The broker is away for 5 s: a second after it is back, it has heard."""
     ear = Ear(deaf_until=5.0)
-
-    async def routine() -> None:
-        async with background(reporter(ear, Senses()).run()):
-            await asyncio.sleep(20)
-
-    virtually(routine())
+    async with background(reporter(ear, Senses()).run()):
+        await asyncio.sleep(20)
     assert len(ear.heard) == 1
     assert ear.heard[0][0] <= 6.01
 
 
-def test_an_upload_is_charged_its_joules(virtually):
+async def test_an_upload_is_charged_its_joules():
     """At 4 W, 2.5 s of upload are 10 J; the log samples at full rate while frames are asked for."""
     ear = Ear()
-
-    async def routine() -> None:
-        clock = asyncio.get_running_loop().time
-        power = PowerLog(Given(clock=clock, period_s=0.2), clock)
-        for _ in range(50):
-            power.mark()
-            await asyncio.sleep(0.1)
-        told = reporter(ear, Senses(), power=power)
-        async with background(told.run()):
-            await asyncio.sleep(10)
-            told.note_upload_start()
-            assert power.is_busy()
-            told.note_upload(SENT)
-            await asyncio.sleep(1)
-            assert power.is_busy()
-            await asyncio.sleep(10)
-            assert not power.is_busy()
-
-    virtually(routine())
+    clock = asyncio.get_running_loop().time
+    power = PowerLog(Given(clock=clock, period_s=0.2), clock)
+    for _ in range(50):
+        power.mark()
+        await asyncio.sleep(0.1)
+    told = reporter(ear, Senses(), power=power)
+    async with background(told.run()):
+        await asyncio.sleep(10)
+        told.note_upload_start()
+        assert power.is_busy()
+        told.note_upload(SENT)
+        await asyncio.sleep(1)
+        assert power.is_busy()
+        await asyncio.sleep(10)
+        assert not power.is_busy()
     cost = ear.heard[1][1].spent.cost
     assert cost.upload_joules == pytest.approx(10.0)
     assert cost.provenance["upload_joules"].source == "given"
 
 
-def test_no_cost_goes_untold_where_rounds_are_faster_than_reports(virtually):
+async def test_no_cost_goes_untold_where_rounds_are_faster_than_reports():
     """Five tasks settle within a second: the next report tells all of them in order, the one after it only the last."""
     ear = Ear()
-
-    async def routine() -> None:
-        told = reporter(ear, Senses())
-        async with background(told.run()):
-            await asyncio.sleep(10)
-            for number in range(1, 6):
-                told.note_upload(replace(SENT, round=number))
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(30)
-
-    virtually(routine())
+    told = reporter(ear, Senses())
+    async with background(told.run()):
+        await asyncio.sleep(10)
+        for number in range(1, 6):
+            told.note_upload(replace(SENT, round=number))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(30)
     rounds = [[one.round for one in (*report.earlier, report.spent)] for _, report in ear.heard if report.spent]
     assert rounds[:2] == [[1], [2, 3, 4, 5]]
     assert rounds[-1] == [5]
 
 
-def test_costs_wait_until_somebody_hears_them(virtually):
+async def test_costs_wait_until_somebody_hears_them():
     """While the broker is away they are kept, up to the last 32 and the newest."""
     ear = Ear(deaf_until=60.0)
-
-    async def routine() -> None:
-        told = reporter(ear, Senses())
-        async with background(told.run()):
-            for number in range(1, 41):
-                await asyncio.sleep(1)
-                told.note_upload(replace(SENT, round=number))
-            await asyncio.sleep(60)
-
-    virtually(routine())
+    told = reporter(ear, Senses())
+    async with background(told.run()):
+        for number in range(1, 41):
+            await asyncio.sleep(1)
+            told.note_upload(replace(SENT, round=number))
+        await asyncio.sleep(60)
     first = next(report for _, report in ear.heard if report.spent)
     assert [one.round for one in (*first.earlier, first.spent)] == list(range(8, 41))

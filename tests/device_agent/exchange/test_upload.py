@@ -17,6 +17,8 @@ from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.server_side import DATA, DEVICE, PAST_JITTER_S, ack
 
+pytestmark = pytest.mark.virtual_time
+
 
 def online(*, there: bool = True) -> Status:
     return Status(device="_server", session=1, instance="x", online=there)
@@ -244,14 +246,10 @@ def test_a_broker_that_is_away_only_delays(desk, at_desk, describe) -> None:
     at_desk(story)
 
 
-def test_ending_it_leaves_no_task_behind(desk, virtually, describe) -> None:
+async def test_ending_it_leaves_no_task_behind(desk, describe) -> None:
     """Nothing that it started waits on for the inbox after it was cancelled."""
     desk.put(1, DATA, describe(DATA))
-
-    async def routine() -> None:
-        async with desk.running():
-            pass
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtually(routine())
+    async with desk.running():
+        pass
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -163,17 +163,13 @@ def test_a_false_gateway_learns_nothing(tmp_path, offers):
     assert read_membership(board.used) is None
 
 
-def test_the_key_never_leaves_the_board(tmp_path):
+async def test_the_key_never_leaves_the_board(tmp_path):
     """All that a relay in the middle of everything sees, decrypted by the gateway's own key, holds no part of it."""
     heard, gateway, board = bytearray(), Gateway(), Board(tmp_path / "board")
     context = server_context(tmp_path / "gw")
     token = gateway.token()
-
-    async def run():
-        async with serving(gateway, context) as onward, recording(0, heard, context, onward) as port:
-            await board.join(replace(token, port=port))
-
-    asyncio.run(run())
+    async with serving(gateway, context) as onward, recording(0, heard, context, onward) as port:
+        await board.join(replace(token, port=port))
     pem = (board.used / KEY).read_bytes()
     private = load_pem_private_key(pem, None)
     number = private.private_numbers().private_value

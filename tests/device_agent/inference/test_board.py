@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 CLIENT = re.compile(r"^    import json\n.*?\n    print\(classes[^\n]*\n", re.DOTALL | re.MULTILINE)
 
 
-def test_a_board_without_data_serves_and_takes_no_tasks(made, real, tmp_path):
+async def test_a_board_without_data_serves_and_takes_no_tasks(made, tmp_path):
     """The client of the page talks to it; killed, its process comes back; told to stop, nothing is left."""
     port = free_port()
     path = tmp_path / "agent.toml"
@@ -44,20 +44,17 @@ def test_a_board_without_data_serves_and_takes_no_tasks(made, real, tmp_path):
             exec(client, {})  # noqa: S102 - the page's own
         return int(shown.getvalue())
 
-    async def story() -> None:
-        async with asyncio.timeout(LIMIT_S), living(path) as process:
-            await line_with(process, "[data]")
-            await line_with(process, "INFO", "lenet/1", "CPUExecutionProvider")
-            first = await asyncio.to_thread(ask)
-            assert 0 <= first < 10
-            [child] = psutil.Process(process.pid).children()
-            os.kill(child.pid, signal.SIGKILL)
-            await line_with(process, "WARNING", "signal 9")
-            await line_with(process, "INFO", "lenet/1", "CPUExecutionProvider")
-            assert await asyncio.to_thread(ask) == first
-            await stop(process)
-
-    real(story())
+    async with asyncio.timeout(LIMIT_S), living(path) as process:
+        await line_with(process, "[data]")
+        await line_with(process, "INFO", "lenet/1", "CPUExecutionProvider")
+        first = await asyncio.to_thread(ask)
+        assert 0 <= first < 10
+        [child] = psutil.Process(process.pid).children()
+        os.kill(child.pid, signal.SIGKILL)
+        await line_with(process, "WARNING", "signal 9")
+        await line_with(process, "INFO", "lenet/1", "CPUExecutionProvider")
+        assert await asyncio.to_thread(ask) == first
+        await stop(process)
 
 
 def test_what_a_request_costs_is_told(made, copied, capsys, monkeypatch):

@@ -128,7 +128,7 @@ async def serving_tops(broker: Broker, runs: Path, number: int):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_application_is_answered_by_both_halves(real, brokers, released, made, tmp_path, whole):
+async def test_an_application_is_answered_by_both_halves(brokers, released, made, tmp_path, whole):
     """Without a server, with one, when it has ended: told apart in every answer, and in the statistics."""
     (runs, folder), broker = released, Broker(port=brokers("mosquitto"))
     board = Board(tmp_path / "agent.toml", load_file(folder / PROBES))
@@ -137,22 +137,18 @@ def test_an_application_is_answered_by_both_halves(real, brokers, released, made
         f'[serve]\nport = 0\nreleases = ["{folder}", "{made["tiny-1"]}"]\nsplit = "cut"\n'
         f"[serve.cut]\ndeadline_s = 2.0\nwhole = {str(whole).lower()}\n"
     )
-
-    async def check() -> None:
-        async with background(serve(load(board.config))):
-            await board.infer_alone("", whole=whole)
-            assert "cut" not in (await board.stats("tiny"))  # it has no halves
-            for number in (1, 2):
-                async with serving_tops(broker, runs, number):
-                    await board.infer_by_both()
-                await board.infer_alone("ended", whole=whole)
-            figures = await board.stats("digits")
-            assert figures["errors"] == 0
-            assert figures["cut"]["answered"]["server"] >= 2
-            assert figures["cut"]["refused"]["unreachable"] >= 3
-            assert 0 < figures["cut"]["link_s"]["p50"] <= figures["cut"]["link_s"]["p99"]
-
-    real(check())
+    async with background(serve(load(board.config))):
+        await board.infer_alone("", whole=whole)
+        assert "cut" not in (await board.stats("tiny"))  # it has no halves
+        for number in (1, 2):
+            async with serving_tops(broker, runs, number):
+                await board.infer_by_both()
+            await board.infer_alone("ended", whole=whole)
+        figures = await board.stats("digits")
+        assert figures["errors"] == 0
+        assert figures["cut"]["answered"]["server"] >= 2
+        assert figures["cut"]["refused"]["unreachable"] >= 3
+        assert 0 < figures["cut"]["link_s"]["p50"] <= figures["cut"]["link_s"]["p99"]
 
 
 def test_the_lower_half_takes_no_more_parameters_than_it_has(released, settings, copied):
@@ -186,7 +182,7 @@ async def joined(ask):
         await asyncio.gather(relaying, hearing, return_exceptions=True)
 
 
-def test_requests_pass_the_pipe_beside_one_another(real):
+async def test_requests_pass_the_pipe_beside_one_another():
     """Answers come in any order, and so do refusals, each to whoever asked."""
     both = asyncio.Event()
 
@@ -204,55 +200,46 @@ def test_requests_pass_the_pipe_beside_one_another(real):
             raise WireError("it says what nobody understands")
         return TopReply(data * 2, TopTiming(waited_s=1.0, compute_s=2.0), deadline_s, 10, 20)
 
-    async def check():
-        async with joined(ask) as (pipe, _, _):
-            words = (b"first", b"second", b"busy", b"gone", b"odd", bytes(1 << 20))
-            told = await asyncio.gather(
-                *(pipe(HALF, [memoryview(one[:1]), memoryview(one[1:])], 4.0) for one in words), return_exceptions=True
-            )
-        assert told[0] == TopReply(b"firstfirst", TopTiming(waited_s=1.0, compute_s=2.0), 4.0, 10, 20)
-        assert told[1].outputs == b"secondsecond"
-        assert isinstance(told[2], InferenceRefused)
-        assert told[2].reason == "busy"
-        assert isinstance(told[3], Unreachable)
-        assert isinstance(told[4], Unreachable)
-        assert told[5].outputs == bytes(2 << 20)
-
-    real(check())
+    async with joined(ask) as (pipe, _, _):
+        words = (b"first", b"second", b"busy", b"gone", b"odd", bytes(1 << 20))
+        told = await asyncio.gather(
+            *(pipe(HALF, [memoryview(one[:1]), memoryview(one[1:])], 4.0) for one in words), return_exceptions=True
+        )
+    assert told[0] == TopReply(b"firstfirst", TopTiming(waited_s=1.0, compute_s=2.0), 4.0, 10, 20)
+    assert told[1].outputs == b"secondsecond"
+    assert isinstance(told[2], InferenceRefused)
+    assert told[2].reason == "busy"
+    assert isinstance(told[3], Unreachable)
+    assert isinstance(told[4], Unreachable)
+    assert told[5].outputs == bytes(2 << 20)
 
 
-def test_an_agent_that_is_gone_leaves_nobody_waiting(real):
+async def test_an_agent_that_is_gone_leaves_nobody_waiting():
     async def ask(*_: object) -> TopReply:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def check():
-        async with joined(ask) as (pipe, relaying, hearing):
-            waiting = asyncio.ensure_future(pipe(HALF, [memoryview(b"features")], 60.0))
-            await asyncio.sleep(0)
-            relaying.cancel()
-            with pytest.raises(Unreachable):
-                await waiting
-            await hearing
-            with pytest.raises(Unreachable):
-                await pipe(HALF, [memoryview(b"features")], 60.0)
-
-    real(check())
+    async with joined(ask) as (pipe, relaying, hearing):
+        waiting = asyncio.ensure_future(pipe(HALF, [memoryview(b"features")], 60.0))
+        await asyncio.sleep(0)
+        relaying.cancel()
+        with pytest.raises(Unreachable):
+            await waiting
+        await hearing
+        with pytest.raises(Unreachable):
+            await pipe(HALF, [memoryview(b"features")], 60.0)
 
 
-def test_an_agent_that_does_not_answer_is_waited_for_no_longer_than_the_deadline_and_a_little(real, monkeypatch):
+async def test_an_agent_that_does_not_answer_is_waited_for_no_longer_than_the_deadline_and_a_little(monkeypatch):
     async def ask(*_: object) -> TopReply:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def check():
-        monkeypatch.setattr(pipe_module, "SLACK_S", 0.0)
-        async with joined(ask) as (pipe, relaying, _):
-            with pytest.raises(Unreachable):
-                await pipe(HALF, [memoryview(b"features")], 0.01)
-            assert not relaying.done()
-
-    real(check())
+    monkeypatch.setattr(pipe_module, "SLACK_S", 0.0)
+    async with joined(ask) as (pipe, relaying, _):
+        with pytest.raises(Unreachable):
+            await pipe(HALF, [memoryview(b"features")], 0.01)
+        assert not relaying.done()
 
 
 def test_how_the_server_is_asked_is_checked_when_the_file_is_read():

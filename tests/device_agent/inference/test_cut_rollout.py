@@ -37,7 +37,7 @@ SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2 << 30, cut=CutSet
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_what_a_rollout_brings_is_served_by_both_halves(real, tmp_path):
+async def test_what_a_rollout_brings_is_served_by_both_halves(tmp_path):
     """And so is the version before it, when that one is taken back; by a site's certificates and access list."""
     runs, site = tmp_path / "runs", make_site(tmp_path, SITE)
     site.tell_refusals()
@@ -58,14 +58,6 @@ def test_what_a_rollout_brings_is_served_by_both_halves(real, tmp_path):
     async def roll_out(stored: StoredRelease) -> RolloutState:
         return await drive(config, lambda: begin_rollout(runs, stored, TERMS))
 
-    async def check() -> None:
-        await site.start()
-        try:
-            await rolled_out_and_back()
-        finally:
-            await site.stop()
-        assert site.refusals() == []
-
     async def rolled_out_and_back() -> None:
         async with background(serve(load(board.config))), serving_tops(broker, runs, 1):
             async with watch_site(broker, SITE) as look:
@@ -80,7 +72,12 @@ def test_what_a_rollout_brings_is_served_by_both_halves(real, tmp_path):
             assert (await drive(config, lambda: known)).outcome == "taken-back"
             await answers(released[0])
 
-    real(check())
+    await site.start()
+    try:
+        await rolled_out_and_back()
+    finally:
+        await site.stop()
+    assert site.refusals() == []
 
 
 def judged(folder: Path, stored: StoredRelease, cut: CutSettings, **parts: bytes) -> GateVerdict:

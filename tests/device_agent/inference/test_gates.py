@@ -274,7 +274,7 @@ def test_how_the_process_ends_is_its_verdict(tmp_path, monkeypatch, ends, cause)
     assert re.match(cause, found.reason), found.reason
 
 
-def test_a_call_that_is_given_up_ends_the_process(tmp_path, monkeypatch):
+async def test_a_call_that_is_given_up_ends_the_process(tmp_path, monkeypatch):
     """As where a newer offer supersedes the one in the gates."""
     (tmp_path / "slow_gates.py").write_text(CHILD + "signal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -284,17 +284,14 @@ def test_a_call_that_is_given_up_ends_the_process(tmp_path, monkeypatch):
     def children() -> list[psutil.Process]:
         return [one for one in psutil.Process().children() if "slow_gates" in " ".join(one.cmdline())]
 
-    async def story() -> None:
-        async with asyncio.timeout(120.0):
-            trying = asyncio.create_task(GateProcess(tmp_path, SETTINGS, module="slow_gates")(record))
-            while not children():  # noqa: ASYNC110 - a process says nothing
-                await asyncio.sleep(0.02)
-            trying.cancel()
-            await asyncio.wait({trying})
-            assert trying.cancelled()
-            assert not children()
-
-    asyncio.run(story())
+    async with asyncio.timeout(120.0):
+        trying = asyncio.create_task(GateProcess(tmp_path, SETTINGS, module="slow_gates")(record))
+        while not children():  # noqa: ASYNC110 - a process says nothing
+            await asyncio.sleep(0.02)
+        trying.cancel()
+        await asyncio.wait({trying})
+        assert trying.cancelled()
+        assert not children()
 
 
 def others() -> np.ndarray:

@@ -30,6 +30,8 @@ from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest
 from shared.protocol.messages import ProjectVersion, Spec, Update
 from shared.runtime.executor import inline
 
+pytestmark = pytest.mark.virtual_time
+
 
 def write_own(path: Path, tensors: dict[str, np.ndarray], model: Spec, *, run: str = "run", number: int = 1) -> None:
     """Write parameters as a trainer does."""
@@ -139,31 +141,27 @@ class MemoryProcess:
         return True
 
 
-def test_every_newer_model_is_opened_where_its_network_answers(made, files, tmp_path, virtually):
+async def test_every_newer_model_is_opened_where_its_network_answers(made, files, tmp_path):
     """The other release is left alone; what is served already is not opened again; a refusal ends nothing."""
     process = MemoryProcess(files, read_folder(made["lenet"]))
     tensors = load_file(files.parts[PARAMETERS])
     path = tmp_path / state_files.OWN
-
-    async def story() -> None:
-        serving = OwnModelServing(tmp_path, process)
-        living = asyncio.create_task(serving.run())
-        for number in (1, 2, 2, 3, 4):
-            process.refusal = ServingRefused("no room") if number == 3 else None
-            write_own(path, tensors, network(files), number=number)
-            serving.changed.set()
-            await asyncio.sleep(1)
-        path.write_bytes(b"damaged")
+    serving = OwnModelServing(tmp_path, process)
+    living = asyncio.create_task(serving.run())
+    for number in (1, 2, 2, 3, 4):
+        process.refusal = ServingRefused("no room") if number == 3 else None
+        write_own(path, tensors, network(files), number=number)
         serving.changed.set()
         await asyncio.sleep(1)
-        assert not living.done()
-        living.cancel()
-
-    virtually(story())
+    path.write_bytes(b"damaged")
+    serving.changed.set()
+    await asyncio.sleep(1)
+    assert not living.done()
+    living.cancel()
     assert process.opened == ["tiny 1", "tiny 2", "tiny 4"]
 
 
-def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_path, virtually, caplog):
+async def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_path, caplog):
     """Neither now nor after a restart; the next one is judged anew, and the release answers meanwhile."""
     tensors, path = load_file(files.parts[PARAMETERS]), tmp_path / state_files.OWN
     process, judged = MemoryProcess(files), list[int]()
@@ -175,16 +173,13 @@ def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_p
     def write(number: int) -> None:
         write_own(path, {name: one + number for name, one in tensors.items()}, network(files), number=number)
 
-    async def story() -> None:
-        for number in (1, 1, 2, 2):
-            write(number)
-            serving = OwnModelServing(tmp_path, process, judge, inline)
-            living = asyncio.create_task(serving.run())
-            await asyncio.sleep(1)
-            assert bool(serving.path_for(files)) == (number == 2)
-            living.cancel()
-
-    virtually(story())
+    for number in (1, 1, 2, 2):
+        write(number)
+        serving = OwnModelServing(tmp_path, process, judge, inline)
+        living = asyncio.create_task(serving.run())
+        await asyncio.sleep(1)
+        assert bool(serving.path_for(files)) == (number == 2)
+        living.cancel()
     assert judged == [1, 2]
     assert caplog.text.count("accuracy: 0.1") == 1
 

@@ -205,122 +205,100 @@ def test_a_killed_process_is_started_again_with_what_it_served(made, served):
     served(story)
 
 
-def test_a_release_that_was_damaged_meanwhile_is_told_and_the_process_goes_on(copied, settings, real, caplog):
+async def test_a_release_that_was_damaged_meanwhile_is_told_and_the_process_goes_on(copied, settings, caplog):
     folder = copied("tiny-1")
     files = read_folder(folder)
     (folder / PARAMETERS).write_bytes(b"")
-
-    async def story() -> None:
-        process = InferenceProcess(settings, lambda *_: files, {"tiny": files})
-        running = asyncio.create_task(process.run())
-        async with asyncio.timeout(LIMIT_S):
-            await process.ready.wait()
-        for path in ("/v2/health/ready", "/v2/models/tiny"):  # as in the moment after a start: it may come yet
-            status, told = await asyncio.to_thread(asked, settings.socket, "GET", path)
-            assert (status, told["error"]) == (503, NOT_YET)
-        running.cancel()
-        await asyncio.wait({running})
-
-    real(story())
+    process = InferenceProcess(settings, lambda *_: files, {"tiny": files})
+    running = asyncio.create_task(process.run())
+    async with asyncio.timeout(LIMIT_S):
+        await process.ready.wait()
+    for path in ("/v2/health/ready", "/v2/models/tiny"):  # as in the moment after a start: it may come yet
+        status, told = await asyncio.to_thread(asked, settings.socket, "GET", path)
+        assert (status, told["error"]) == (503, NOT_YET)
+    running.cancel()
+    await asyncio.wait({running})
     [(name, version, error)] = [record.args for record in caplog.records if record.levelname == "WARNING"]
     assert (name, version, PARAMETERS in str(error)) == ("tiny", 1, True)
 
 
-def test_a_process_that_ends_again_and_again_is_started_further_and_further_apart(settings, virtually, caplog):
+@pytest.mark.virtual_time
+async def test_a_process_that_ends_again_and_again_is_started_further_and_further_apart(settings, caplog):
     """In virtual time: after 1, 2, 4 seconds and so on, up to a minute; nothing is raised."""
 
     starts = []
+    loop = asyncio.get_running_loop()
+    process = InferenceProcess(settings, lambda *_: None, {}, clock=loop.time)
 
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        process = InferenceProcess(settings, lambda *_: None, {}, clock=loop.time)
+    async def live() -> str:
+        starts.append(loop.time())
+        if len(starts) == 1:
+            raise OSError(12, "no memory")
+        return "it ended"
 
-        async def live() -> str:
-            starts.append(loop.time())
-            if len(starts) == 1:
-                raise OSError(12, "no memory")
-            return "it ended"
-
-        process.live = live
-        running = asyncio.create_task(process.run())
-        await asyncio.sleep(400)
-        assert not running.done()
-        running.cancel()
-        await asyncio.wait({running})
-
-    virtually(story())
+    process.live = live
+    running = asyncio.create_task(process.run())
+    await asyncio.sleep(400)
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait({running})
     assert starts[:9] == [0, 1, 3, 7, 15, 31, 63, 123, 183]
     assert "no memory" in caplog.text
 
 
-def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made, settings, real, caplog, tmp_path):
+async def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made, settings, caplog, tmp_path):
     files = read_folder(made["tiny-1"])
     told = msgspec.structs.replace(settings, socket=str(tmp_path / "no" / "such" / "folder"))
-
-    async def story() -> None:
-        process = InferenceProcess(told, lambda *_: files, {"tiny": files})
-        cause = await asyncio.wait_for(process.live(), LIMIT_S)
-        assert names_all(cause, 71, "serve.socket")
-        with pytest.raises(ServingDied):
-            await process.commands.request(Ask("tiny", 1), Figures)
-
-    real(story())
+    process = InferenceProcess(told, lambda *_: files, {"tiny": files})
+    cause = await asyncio.wait_for(process.live(), LIMIT_S)
+    assert names_all(cause, 71, "serve.socket")
+    with pytest.raises(ServingDied):
+        await process.commands.request(Ask("tiny", 1), Figures)
 
 
-def test_a_port_that_is_taken_is_named_by_its_setting(real):
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-            server = HttpServer(lambda _: Response(200, b""), 1, 1.0, lambda: 0.0)
-            with pytest.raises(ConfigError, match=naming("serve.port", port)):
-                await server.listen(port, "")
-        with pytest.raises(ConfigError, match=naming("serve.socket", "/no/such/folder")):
-            await server.listen(0, "/no/such/folder")
-
-    real(story())
+async def test_a_port_that_is_taken_is_named_by_its_setting():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = HttpServer(lambda _: Response(200, b""), 1, 1.0, lambda: 0.0)
+        with pytest.raises(ConfigError, match=naming("serve.port", port)):
+            await server.listen(port, "")
+    with pytest.raises(ConfigError, match=naming("serve.socket", "/no/such/folder")):
+        await server.listen(0, "/no/such/folder")
 
 
-def test_too_little_memory_is_named_by_its_setting(made, settings, real):
+async def test_too_little_memory_is_named_by_its_setting(made, settings):
     """However the process dies of it: of a library's own words for that nobody knows what to do."""
     files = read_folder(made["tiny-1"])
     told = msgspec.structs.replace(settings, memory_bytes=8 << 20)
-
-    async def story() -> None:
-        process = InferenceProcess(told, lambda *_: files, {"tiny": files})
-        cause = await asyncio.wait_for(process.live(), LIMIT_S)
-        assert names_all(cause, "serve.memory_mb", "8 MiB")
-
-    real(story())
+    process = InferenceProcess(told, lambda *_: files, {"tiny": files})
+    cause = await asyncio.wait_for(process.live(), LIMIT_S)
+    assert names_all(cause, "serve.memory_mb", "8 MiB")
 
 
-def test_what_a_folder_has_answers_again_when_a_rollouts_release_is_taken_back(made, settings, real):
+async def test_what_a_folder_has_answers_again_when_a_rollouts_release_is_taken_back(made, settings):
     """Also after a restart, when nothing but the rollout's was loaded; a third version finds room beside the second."""
     files = {(one.name, one.version): one for one in map(read_folder, made.values())}
     told, first = probe(made["tiny-1"])
     folder = {"tiny": files["tiny", 1]}
-
-    async def story() -> None:
-        process = InferenceProcess(settings, lambda *key: files[key], {"tiny": files["tiny", 2]}, folders=folder)
-        running = asyncio.create_task(process.run())
-        async with asyncio.timeout(LIMIT_S):
-            await process.ready.wait()
-            await process.unload("tiny", 2)
-            status, found = await asyncio.to_thread(asked, settings.socket, "POST", "/v2/models/tiny/infer", told)
-            assert (status, found["model_version"]) == (200, "1")
-            assert found["outputs"][0]["data"] == pytest.approx(first, rel=1e-4, abs=1e-5)
-            await process.load("tiny", 2)
-            await process.switch("tiny", 2)
-            third = tmp_third(files["tiny", 2])
-            files["tiny", 3] = third
-            await process.load("tiny", 3)
-            assert (await asyncio.to_thread(asked, settings.socket, "GET", "/v2/models/tiny"))[1]["versions"] == [
-                "2",
-                "3",
-            ]
-        running.cancel()
-        await asyncio.wait({running})
-
-    real(story())
+    process = InferenceProcess(settings, lambda *key: files[key], {"tiny": files["tiny", 2]}, folders=folder)
+    running = asyncio.create_task(process.run())
+    async with asyncio.timeout(LIMIT_S):
+        await process.ready.wait()
+        await process.unload("tiny", 2)
+        status, found = await asyncio.to_thread(asked, settings.socket, "POST", "/v2/models/tiny/infer", told)
+        assert (status, found["model_version"]) == (200, "1")
+        assert found["outputs"][0]["data"] == pytest.approx(first, rel=1e-4, abs=1e-5)
+        await process.load("tiny", 2)
+        await process.switch("tiny", 2)
+        third = tmp_third(files["tiny", 2])
+        files["tiny", 3] = third
+        await process.load("tiny", 3)
+        assert (await asyncio.to_thread(asked, settings.socket, "GET", "/v2/models/tiny"))[1]["versions"] == [
+            "2",
+            "3",
+        ]
+    running.cancel()
+    await asyncio.wait({running})
 
 
 def tmp_third(files: ReleaseFiles) -> ReleaseFiles:

@@ -23,6 +23,8 @@ from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background, inline
 from tests.device_agent.inference.releases import MemoryServing, light_release, offer_of
 
+pytestmark = pytest.mark.virtual_time
+
 NAME, SOAK_S = "digits", 600.0
 COMMITTED = ["offered", "fetched", "verified", "staged", "trial", "committed"]
 
@@ -383,60 +385,49 @@ def test_a_version_before_that_cannot_be_loaded_leaves_the_one_that_answers(boar
 
 
 @pytest.mark.parametrize("after_s", [0.2, 1.2, 30.0, 590.0])
-def test_an_agent_that_is_ended_and_started_goes_on(board, virtually, after_s):
+async def test_an_agent_that_is_ended_and_started_goes_on(board, after_s):
     """In the gates and in the trial; its inference process ended with it, and starts with what the record says."""
-
-    async def story() -> None:
-        async with board.running():
-            await board.commit(1)
-            await board.offer(2)
-            await asyncio.sleep(after_s)
-        record = board.record
-        assert record.phase in ("fetched", "trial")
-        board.serving = MemoryServing(loaded={NAME: {1, record.serving}}, current={NAME: record.serving})
-        async with board.running():
-            await board.reach("committed")
-        assert (board.record.committed, board.serving.current, board.record.starts) == (
-            2,
-            {NAME: 2},
-            int(record.phase == "trial"),
-        )
-
-    virtually(story())
+    async with board.running():
+        await board.commit(1)
+        await board.offer(2)
+        await asyncio.sleep(after_s)
+    record = board.record
+    assert record.phase in ("fetched", "trial")
+    board.serving = MemoryServing(loaded={NAME: {1, record.serving}}, current={NAME: record.serving})
+    async with board.running():
+        await board.reach("committed")
+    assert (board.record.committed, board.serving.current, board.record.starts) == (
+        2,
+        {NAME: 2},
+        int(record.phase == "trial"),
+    )
 
 
 @pytest.mark.parametrize(("after_s", "phase"), [(0.2, "refused"), (30.0, "rolled-back")])
-def test_a_candidate_under_which_agents_end_again_and_again_is_given_up(board, virtually, after_s, phase):
-    async def story() -> None:
+async def test_a_candidate_under_which_agents_end_again_and_again_is_given_up(board, after_s, phase):
+    async with board.running():
+        await board.commit(1)
+        await board.offer(2)
+        await asyncio.sleep(after_s)
+    for _ in range(MOST_STARTS + 1):
+        assert board.record.phase != phase
+        record = board.record
+        board.serving = MemoryServing(loaded={NAME: {1, record.serving}}, current={NAME: record.serving})
         async with board.running():
-            await board.commit(1)
-            await board.offer(2)
-            await asyncio.sleep(after_s)
-        for _ in range(MOST_STARTS + 1):
-            assert board.record.phase != phase
-            record = board.record
-            board.serving = MemoryServing(loaded={NAME: {1, record.serving}}, current={NAME: record.serving})
-            async with board.running():
-                await asyncio.sleep(0.2)
-        assert (board.record.phase, board.record.committed, board.serving.current) == (phase, 1, {NAME: 1})
-        assert board.record.reason.startswith("crashes: ")
-
-    virtually(story())
+            await asyncio.sleep(0.2)
+    assert (board.record.phase, board.record.committed, board.serving.current) == (phase, 1, {NAME: 1})
+    assert board.record.reason.startswith("crashes: ")
 
 
-def test_the_first_start_of_a_process_is_no_crash(board, virtually):
+async def test_the_first_start_of_a_process_is_no_crash(board):
     """An agent that is started in the trial of a first version asks before there is any process."""
-
-    async def story() -> None:
-        async with board.running():
-            await board.offer(1)
-            await board.reach("trial")
-        board.serving = LateServing(starts=0, loaded={NAME: {1}}, current={NAME: 1})
-        async with board.running():
-            await board.reach("committed")
-        assert board.serving.starts == 1
-
-    virtually(story())
+    async with board.running():
+        await board.offer(1)
+        await board.reach("trial")
+    board.serving = LateServing(starts=0, loaded={NAME: {1}}, current={NAME: 1})
+    async with board.running():
+        await board.reach("committed")
+    assert board.serving.starts == 1
 
 
 class LateServing(MemoryServing):
@@ -447,16 +438,13 @@ class LateServing(MemoryServing):
         await super().switch(name, version)
 
 
-def test_a_start_that_finds_an_ended_phase_says_it_again(board, virtually):
-    async def story() -> None:
-        async with board.running():
-            await board.commit(1)
-        board.said.clear()
-        async with board.running():
-            await asyncio.sleep(1.0)
-        assert board.phases == ["committed"]
-
-    virtually(story())
+async def test_a_start_that_finds_an_ended_phase_says_it_again(board):
+    async with board.running():
+        await board.commit(1)
+    board.said.clear()
+    async with board.running():
+        await asyncio.sleep(1.0)
+    assert board.phases == ["committed"]
 
 
 def test_two_names_do_not_wait_for_each_other(board, live):
@@ -536,17 +524,14 @@ def test_a_disk_that_takes_nothing_at_the_end_of_a_trial_is_waited_for(board, li
     live(story)
 
 
-def test_a_record_that_nothing_can_read_begins_anew(board, virtually):
-    async def story() -> None:
-        async with board.running():
-            await board.commit(1)
-        for name in ("state", "state.before"):
-            (board.store.folder / NAME / name).write_bytes(b"rot")
-        async with board.running():
-            await board.commit(2)
-        assert msgspec.structs.replace(board.record, since=0.0).previous == 0
-
-    virtually(story())
+async def test_a_record_that_nothing_can_read_begins_anew(board):
+    async with board.running():
+        await board.commit(1)
+    for name in ("state", "state.before"):
+        (board.store.folder / NAME / name).write_bytes(b"rot")
+    async with board.running():
+        await board.commit(2)
+    assert msgspec.structs.replace(board.record, since=0.0).previous == 0
 
 
 def test_a_trial_has_a_deadline(board, live):

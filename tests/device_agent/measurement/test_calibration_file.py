@@ -207,7 +207,7 @@ def test_equal_cores_get_a_model(tmp_path, kind):
     assert describe_core_kinds(root) == ""
 
 
-def test_without_a_meter_it_says_what_to_do(tmp_path):
+async def test_without_a_meter_it_says_what_to_do(tmp_path):
     """Exit code 1, one line, nothing written."""
     root = tmp_path / "root"
     root.mkdir()
@@ -216,14 +216,10 @@ def test_without_a_meter_it_says_what_to_do(tmp_path):
         f'device = "board"\nsite = "lab"\nstate_dir = "{tmp_path}/state"\n[data]\nsource = "digits"\n'
         f'[board]\nroot = "{root}"\nprofile = "generic-arm"\n'
     )
-
-    async def story() -> str:
-        process = await start(config, "calibrate")
-        _, err = await process.communicate()
-        assert process.returncode == 1
-        return err.decode()
-
-    (line,) = asyncio.run(story()).splitlines()
+    process = await start(config, "calibrate")
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    (line,) = err.decode().splitlines()
     assert names_all(line, "--meter", "[board.meter]")
     assert not list((tmp_path / "state").glob(FILE_NAME))
 

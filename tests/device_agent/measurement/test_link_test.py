@@ -71,26 +71,22 @@ def config(folder: Path, port: int, version: int = 5) -> AgentConfig:
 
 @pytest.mark.broker
 @pytest.mark.parametrize(("embedded", "version"), [(False, 5), (False, 3), (True, 3)])
-def test_both_ways_are_measured_through_the_broker(tmp_path, embedded, version) -> None:
+async def test_both_ways_are_measured_through_the_broker(tmp_path, embedded, version) -> None:
     """Also over MQTT 3.1.1, and over the broker in pure Python; nothing retained is left behind."""
     if not embedded and broker.find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
-
-    async def routine() -> None:
-        async with broker.run_private_broker(tmp_path, embedded=embedded) as here:
-            found = await probe_link(config(tmp_path, here.port, version), SHORT)
-            assert not found.absent
-            assert set(found.readings) == NAMES
-            assert all(1e6 < reading.value < 1e12 for reading in found.readings.values())
-            transport = MqttTransport(Broker(port=here.port, version=version), "after")
-            async with transport.running():
-                await transport.connected.wait()
-                async with transport.subscribe(topic("lab", "board", "probe")) as inbox:
-                    await transport.publish("unrelated", b"")
-                    await asyncio.sleep(0.1)
-                    assert not [*inbox.drain()]
-
-    asyncio.run(routine())
+    async with broker.run_private_broker(tmp_path, embedded=embedded) as here:
+        found = await probe_link(config(tmp_path, here.port, version), SHORT)
+        assert not found.absent
+        assert set(found.readings) == NAMES
+        assert all(1e6 < reading.value < 1e12 for reading in found.readings.values())
+        transport = MqttTransport(Broker(port=here.port, version=version), "after")
+        async with transport.running():
+            await transport.connected.wait()
+            async with transport.subscribe(topic("lab", "board", "probe")) as inbox:
+                await transport.publish("unrelated", b"")
+                await asyncio.sleep(0.1)
+                assert not [*inbox.drain()]
 
 
 def test_without_a_broker_both_figures_are_absent_and_say_where_none_was(tmp_path) -> None:

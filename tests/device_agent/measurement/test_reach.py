@@ -43,49 +43,34 @@ def sessions(port: int, name: str) -> bool:
 
 @pytest.mark.broker
 @pytest.mark.parametrize("version", [5, 3])
-def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
+async def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
     """Neither under MQTT 5 nor under 3.1.1 is a session left, though the agent's own would last for a day."""
-
-    async def story() -> None:
-        async with run_private_broker(tmp_path) as broker:
-            assert await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
-            assert not sessions(broker.port, NAME)
-            assert sessions(broker.port, NAME)  # the question itself leaves one: so it can tell
-
-    asyncio.run(story())
+    async with run_private_broker(tmp_path) as broker:
+        assert await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
+        assert not sessions(broker.port, NAME)
+        assert sessions(broker.port, NAME)  # the question itself leaves one: so it can tell
 
 
 @pytest.mark.broker
-def test_one_that_knows_only_the_older_version_serves_too(tmp_path) -> None:
-    async def story() -> None:
-        async with run_private_broker(tmp_path, embedded=True) as broker:
-            assert await find_refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
-
-    asyncio.run(story())
+async def test_one_that_knows_only_the_older_version_serves_too(tmp_path) -> None:
+    async with run_private_broker(tmp_path, embedded=True) as broker:
+        assert await find_refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize("version", [5, 3])
-def test_one_that_wants_a_login_says_so(tmp_path, version) -> None:
+async def test_one_that_wants_a_login_says_so(tmp_path, version) -> None:
     (tmp_path / "passwords").write_text("")
-
-    async def story() -> str:
-        async with configured(tmp_path, "allow_anonymous false", f"password_file {tmp_path}/passwords") as broker:
-            return await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC)
-
-    check = check_broker(Broker(), asyncio.run(story()))
+    async with configured(tmp_path, "allow_anonymous false", f"password_file {tmp_path}/passwords") as broker:
+        check = check_broker(Broker(), await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC))
     assert (check.state, "`password_file`" in check.remedy) == ("bad", True), check
 
 
 @pytest.mark.broker
-def test_one_whose_access_list_leaves_us_out(tmp_path) -> None:
+async def test_one_whose_access_list_leaves_us_out(tmp_path) -> None:
     (tmp_path / "acl").write_text("topic readwrite other/#\n")
-
-    async def story() -> str:
-        async with configured(tmp_path, "allow_anonymous true", f"acl_file {tmp_path}/acl") as broker:
-            return await find_refusal(Broker(port=broker.port), NAME, TOPIC)
-
-    check = check_broker(Broker(), asyncio.run(story()))
+    async with configured(tmp_path, "allow_anonymous true", f"acl_file {tmp_path}/acl") as broker:
+        check = check_broker(Broker(), await find_refusal(Broker(port=broker.port), NAME, TOPIC))
     assert TOPIC in check.finding
     assert "edge_server/README.md" in check.remedy
 
@@ -113,57 +98,51 @@ def test_an_address_that_swallows_what_is_sent_to_it() -> None:
     assert check_broker(Broker(), said).remedy == check_broker(Broker(), "timed out").remedy
 
 
-def test_what_is_no_broker() -> None:
+async def test_what_is_no_broker() -> None:
     """It answers, in a language of its own."""
 
-    async def story() -> str:
-        async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
 
-        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            return await find_refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
-
-    assert check_broker(Broker(), asyncio.run(story())).state == "bad"
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        outcome = await find_refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
+    assert check_broker(Broker(), outcome).state == "bad"
 
 
 @pytest.mark.broker
-def test_an_agent_that_is_connected_by_an_account_stays_so(tmp_path) -> None:
+async def test_an_agent_that_is_connected_by_an_account_stays_so(tmp_path) -> None:
     """The broker puts the account in the place of the client id: whoever connects by it ends the one before."""
     site = Authority(tmp_path / "site")
     tls = site.issue("pi-03")
     (tmp_path / "state").mkdir()
+    async with configured(tmp_path, *site.lines(), "use_username_as_clientid true") as place:
+        at = Broker(port=place.port, tls=tls)
+        data = Data(source="digits")
+        config = AgentConfig(device="pi-03", state_dir=str(tmp_path / "state"), data=data, broker=at)
 
-    async def story() -> None:
-        async with configured(tmp_path, *site.lines(), "use_username_as_clientid true") as place:
-            at = Broker(port=place.port, tls=tls)
-            data = Data(source="digits")
-            config = AgentConfig(device="pi-03", state_dir=str(tmp_path / "state"), data=data, broker=at)
+        def examined() -> list[Check]:
+            return list(examine_broker(config))
 
-            def examined() -> list[Check]:
-                return list(examine_broker(config))
-
-            first, can = await asyncio.to_thread(examined)
-            assert (first.state, can.state) == ("ok", "ok")
-            assert names_all(can.finding, "QoS 1", "KiB")
-            agent = MqttTransport(at, "lab.pi-03")
-            with hold_lock(tmp_path / "state"):
-                async with agent.running():
-                    await agent.connected.wait()
-                    [check] = await asyncio.to_thread(examined)
-                    assert check == check_broker(at, "", is_agents=True)
-                    link = await probe_link(config)
-                    assert {lack.lack for lack in link.absent.values()} == {"busy"}
-                    assert {lack.cause for lack in link.absent.values()} == {IN_USE}
-                    await agent.publish("a/word", b"still here")
-                    assert agent.connections == 1
-                away = msgspec.structs.replace(config, broker=Broker(port=free_port(), tls=tls))
-                assert [one.state for one in await asyncio.to_thread(lambda: list(examine_broker(away)))] == ["bad"]
-            quick = Schedule(skipped_s=0.0, least_s=0.1, most_s=0.3)
-            link = await probe_link(config, quick)
-            assert IN_USE not in {lack.cause for lack in link.absent.values()}
-
-    asyncio.run(asyncio.wait_for(story(), 90.0))
+        first, can = await asyncio.to_thread(examined)
+        assert (first.state, can.state) == ("ok", "ok")
+        assert names_all(can.finding, "QoS 1", "KiB")
+        agent = MqttTransport(at, "lab.pi-03")
+        with hold_lock(tmp_path / "state"):
+            async with agent.running():
+                await agent.connected.wait()
+                [check] = await asyncio.to_thread(examined)
+                assert check == check_broker(at, "", is_agents=True)
+                link = await probe_link(config)
+                assert {lack.lack for lack in link.absent.values()} == {"busy"}
+                assert {lack.cause for lack in link.absent.values()} == {IN_USE}
+                await agent.publish("a/word", b"still here")
+                assert agent.connections == 1
+            away = msgspec.structs.replace(config, broker=Broker(port=free_port(), tls=tls))
+            assert [one.state for one in await asyncio.to_thread(lambda: list(examine_broker(away)))] == ["bad"]
+        quick = Schedule(skipped_s=0.0, least_s=0.1, most_s=0.3)
+        link = await probe_link(config, quick)
+        assert IN_USE not in {lack.cause for lack in link.absent.values()}
 
 
 @pytest.mark.parametrize("kind", ["free", "held", "another user's"])

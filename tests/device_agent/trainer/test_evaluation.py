@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess  # noqa: TID251 - a board's process, which has no torch
 import sys
@@ -24,7 +23,7 @@ from shared.protocol import evaluation_graph as graphs
 from shared.protocol import payload
 from shared.protocol.messages import Spec, Transfer
 from shared.tensors.tree import Tree
-from tests.device_agent.agent_side import START_S, Device, is_alive, update_of
+from tests.device_agent.agent_side import Device, is_alive, update_of
 from tests.edge_server.harness import write_plan
 from tests.naming import naming
 
@@ -105,29 +104,25 @@ def test_a_board_does_it_without_torch(tmp_path, make_job, make_task, graph, eva
     assert found["eval_accuracy"] == expected["eval_accuracy"]
 
 
-def test_a_process_without_torch_evaluates_and_refuses_to_train(tmp_path, make_job, make_task, graph, evaluating):
+async def test_a_process_without_torch_evaluates_and_refuses_to_train(tmp_path, make_job, make_task, graph, evaluating):
     """The agent starts it for such a task alone; one that trains is refused where the board does not."""
-
-    async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(threads=1), trains=False)
-        outbox = Outbox(tmp_path / "outbox", tmp_path / "state")
-        with pytest.raises(TaskFailed, match=naming("ConfigError", "torch")):
-            await trainer.ready(make_task())
-        task = task_of(make_task, graph)
-        await trainer.ready(task)
-        draft = outbox.draft("trial", 1)
-        await trainer(msgspec.structs.replace(make_job(task, draft), **evaluating()))
-        outbox.commit(draft)
-        [entry] = outbox.entries()
-        assert entry.update.metrics["eval_examples"] == 10
-        pid = trainer.pid
-        maps = maps_of(pid)
-        assert "onnxruntime" in maps
-        assert "libtorch" not in maps
-        await trainer.close()
-        assert not is_alive(pid)
-
-    asyncio.run(asyncio.wait_for(story(), START_S))
+    trainer = TrainerProcess(tmp_path / "lock", 60.0, TrainerOptions(threads=1), trains=False)
+    outbox = Outbox(tmp_path / "outbox", tmp_path / "state")
+    with pytest.raises(TaskFailed, match=naming("ConfigError", "torch")):
+        await trainer.ready(make_task())
+    task = task_of(make_task, graph)
+    await trainer.ready(task)
+    draft = outbox.draft("trial", 1)
+    await trainer(msgspec.structs.replace(make_job(task, draft), **evaluating()))
+    outbox.commit(draft)
+    [entry] = outbox.entries()
+    assert entry.update.metrics["eval_examples"] == 10
+    pid = trainer.pid
+    maps = maps_of(pid)
+    assert "onnxruntime" in maps
+    assert "libtorch" not in maps
+    await trainer.close()
+    assert not is_alive(pid)
 
 
 def maps_of(pid: int) -> str:

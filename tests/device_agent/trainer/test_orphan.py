@@ -35,7 +35,7 @@ asyncio.run(main(sys.argv[1], warming, job))
 """As much of an agent as holds a trainer; a program of its own, so that it can be killed."""
 
 
-def test_a_trainer_finishes_the_task_of_a_killed_agent(tmp_path: Path, make_job, make_task) -> None:
+async def test_a_trainer_finishes_the_task_of_a_killed_agent(tmp_path: Path, make_job, make_task) -> None:
     """`kill -9` of the agent: the child trains on, commits and exits; a new agent waits for it and has the update.
 
     The new agent opens the outbox at its start, while the old child still writes there.
@@ -48,39 +48,35 @@ def test_a_trainer_finishes_the_task_of_a_killed_agent(tmp_path: Path, make_job,
     for draft in drafts:
         draft.mkdir()
     jobs = [make_job(one, draft) for one, draft in zip((warming, task), drafts, strict=True)]
-
-    async def story() -> None:
-        agent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", AGENT, str(tmp_path / "lock")), stdin=PIPE, stdout=PIPE
-        )
-        agent.stdin.write(msgspec.msgpack.encode(jobs))
-        agent.stdin.close()
-        trainer_pid = int(await agent.stdout.readline())
-        trainer = psutil.Process(trainer_pid)
-        before_s = trainer.cpu_times().user
-        await until(lambda: trainer.cpu_times().user >= before_s + 0.1)  # it trains
-        trainer.suspend()  # else it might have ended by the time that we look
-        agent.kill()
-        assert await agent.wait() == -signal.SIGKILL
-        successor, its_box = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1)), Outbox(*folders)
-        assert is_locked(tmp_path / "lock")
-        assert not its_box.has("trial", 1, b"")
-        waiting = asyncio.create_task(successor.ready())
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        trainer.resume()
-        await waiting
-        (entry,) = [entry for entry in its_box.entries() if entry.update.run == "trial"]
-        assert (entry.update.round, entry.update.failure, entry.update.num_examples) == (1, None, 30)
-        assert entry.payload.stat().st_size == entry.update.params.size
-        await successor.close()
-        await _gone(trainer_pid)
-
     assert box.entries() == []
-    asyncio.run(asyncio.wait_for(story(), 300))
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", AGENT, str(tmp_path / "lock")), stdin=PIPE, stdout=PIPE
+    )
+    agent.stdin.write(msgspec.msgpack.encode(jobs))
+    agent.stdin.close()
+    trainer_pid = int(await agent.stdout.readline())
+    trainer = psutil.Process(trainer_pid)
+    before_s = trainer.cpu_times().user
+    await until(lambda: trainer.cpu_times().user >= before_s + 0.1)  # it trains
+    trainer.suspend()  # else it might have ended by the time that we look
+    agent.kill()
+    assert await agent.wait() == -signal.SIGKILL
+    successor, its_box = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1)), Outbox(*folders)
+    assert is_locked(tmp_path / "lock")
+    assert not its_box.has("trial", 1, b"")
+    waiting = asyncio.create_task(successor.ready())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    trainer.resume()
+    await waiting
+    (entry,) = [entry for entry in its_box.entries() if entry.update.run == "trial"]
+    assert (entry.update.round, entry.update.failure, entry.update.num_examples) == (1, None, 30)
+    assert entry.payload.stat().st_size == entry.update.params.size
+    await successor.close()
+    await _gone(trainer_pid)
 
 
-def test_a_trainer_without_a_task_ends_with_its_agent(tmp_path: Path) -> None:
+async def test_a_trainer_without_a_task_ends_with_its_agent(tmp_path: Path) -> None:
     """`kill -9` of the agent while its child has nothing to do: the child does not stay."""
     agent = """
 import asyncio, sys
@@ -95,17 +91,11 @@ async def main():
 
 asyncio.run(main())
 """
-
-    async def story() -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", agent, str(tmp_path / "lock")), stdout=PIPE
-        )
-        trainer_pid = int(await process.stdout.readline())
-        process.kill()
-        await process.wait()
-        await _gone(trainer_pid)
-
-    asyncio.run(story())
+    process = await asyncio.create_subprocess_exec(*(sys.executable, "-c", agent, str(tmp_path / "lock")), stdout=PIPE)
+    trainer_pid = int(await process.stdout.readline())
+    process.kill()
+    await process.wait()
+    await _gone(trainer_pid)
 
 
 async def _gone(pid: int) -> None:

@@ -166,23 +166,19 @@ asyncio.run(main(sys.argv[1], msgspec.msgpack.decode(sys.stdin.buffer.read(), ty
 """
 
 
-def test_a_trainer_that_waits_for_a_killed_agent_ends(tmp_path: Path, make_job, make_task, parameters) -> None:
+async def test_a_trainer_that_waits_for_a_killed_agent_ends(tmp_path: Path, make_job, make_task, parameters) -> None:
     """Nobody is left to exchange its step with: it ends, its lock is free, no update is left of the session."""
     box = Outbox(tmp_path / "outbox", tmp_path / "state")
     draft = box.draft("trial", 1)
     job = msgspec.structs.replace(make_job(split(make_task()), draft), params=below(tmp_path, parameters))
-
-    async def story() -> None:
-        agent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", AGENT, str(tmp_path / "lock")), stdin=PIPE, stdout=PIPE
-        )
-        agent.stdin.write(msgspec.msgpack.encode(job))
-        agent.stdin.close()
-        pid = int(await agent.stdout.readline())
-        assert await agent.stdout.readline() == b"waits\n"
-        agent.kill()
-        await agent.wait()
-        await until(lambda: not is_alive(pid))
-        assert box.entries() == []
-
-    asyncio.run(asyncio.wait_for(story(), 2 * START_S))
+    agent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", AGENT, str(tmp_path / "lock")), stdin=PIPE, stdout=PIPE
+    )
+    agent.stdin.write(msgspec.msgpack.encode(job))
+    agent.stdin.close()
+    pid = int(await agent.stdout.readline())
+    assert await agent.stdout.readline() == b"waits\n"
+    agent.kill()
+    await agent.wait()
+    await until(lambda: not is_alive(pid))
+    assert box.entries() == []

@@ -35,6 +35,8 @@ from shared.errors import ConfigError, CorruptFile
 from shared.runtime.state_formats import FILE, MOST_BYTES, read_formats
 from tests.naming import naming
 
+pytestmark = pytest.mark.virtual_time
+
 TRIAL = UpgradeRecord(state="trial", from_="1", to="2", nonce="abc", boots=1)
 NEWER = {**FORMATS, "outbox": 2}
 
@@ -74,28 +76,22 @@ def test_a_process_knows_the_folder_of_versions_that_it_is_one_of(tmp_path, monk
     assert running_version(tmp_path) == "1"
 
 
-def test_a_version_on_trial_proves_itself_once_it_was_heard_and_raises_forms_when_the_trial_is_over(
-    tmp_path, virtually
-):
+async def test_a_version_on_trial_proves_itself_once_it_was_heard_and_raises_forms_when_the_trial_is_over(tmp_path):
     home, state = tmp_path / "home", tmp_path / "state"
     home.mkdir()
     proof = state / FOLDER / PROOF
-
-    async def go():
-        write_upgrade(home, TRIAL)
-        proving = TrialReporter(home, state, "2")
-        task = asyncio.create_task(proving.run())
-        await asyncio.sleep(100)
-        assert not proof.exists()
-        proving.report_accepted.set()
-        await asyncio.sleep(100)
-        assert json.loads(proof.read_bytes()) == {"version": "2", "nonce": "abc"}
-        assert not (state / FILE).exists()
-        write_upgrade(home, UpgradeRecord(state="committed", from_="1", to="2"))
-        await task
-        assert read_formats(state).version == "2"
-
-    virtually(go())
+    write_upgrade(home, TRIAL)
+    proving = TrialReporter(home, state, "2")
+    task = asyncio.create_task(proving.run())
+    await asyncio.sleep(100)
+    assert not proof.exists()
+    proving.report_accepted.set()
+    await asyncio.sleep(100)
+    assert json.loads(proof.read_bytes()) == {"version": "2", "nonce": "abc"}
+    assert not (state / FILE).exists()
+    write_upgrade(home, UpgradeRecord(state="committed", from_="1", to="2"))
+    await task
+    assert read_formats(state).version == "2"
 
 
 @pytest.mark.parametrize("other", [None, "home"])

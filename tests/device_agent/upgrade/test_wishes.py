@@ -32,6 +32,8 @@ from shared.transport.memory import MemoryTransport
 from tests.device_agent.upgrade.packages import ARCH, PYTHON, UpgradeBoard
 from tests.naming import names_all
 
+pytestmark = pytest.mark.virtual_time
+
 SITE, DEVICE = "roof", "pi_0"
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -152,52 +154,43 @@ def live(tmp_path: Path) -> LiveBoard:
     return LiveBoard(tmp_path / "board")
 
 
-def test_a_wish_that_nobody_noticed_is_written_anew_ever_less_often_until_it_is_seen_to(live, virtually):
-    async def routine():
-        live.deaf_until = HOUR
-        async with live.alive():
+async def test_a_wish_that_nobody_noticed_is_written_anew_ever_less_often_until_it_is_seen_to(live):
+    live.deaf_until = HOUR
+    async with live.alive():
+        await live.offer("2")
+        await asyncio.sleep(2 * HOUR)
+        gaps = [round(later - sooner) for sooner, later in zip(live.written, live.written[1:], strict=False)]
+        assert gaps == pytest.approx([30, 60, 120, 240, 480, 600, 600, 600, 600, 600], abs=3)
+        assert live.current_state() == ("2", "committed")
+        assert (live.said.committed, live.said.state) == (2, "committed")
+
+
+async def test_a_wish_that_root_has_seen_to_is_written_once(live):
+    async with live.alive():
+        with mark_busy(live.state):
             await live.offer("2")
-            await asyncio.sleep(2 * HOUR)
-            gaps = [round(later - sooner) for sooner, later in zip(live.written, live.written[1:], strict=False)]
-            assert gaps == pytest.approx([30, 60, 120, 240, 480, 600, 600, 600, 600, 600], abs=3)
-            assert live.current_state() == ("2", "committed")
-            assert (live.said.committed, live.said.state) == (2, "committed")
-
-    virtually(routine())
-
-
-def test_a_wish_that_root_has_seen_to_is_written_once(live, virtually):
-    async def routine():
-        async with live.alive():
-            with mark_busy(live.state):
-                await live.offer("2")
-                await asyncio.sleep(HOUR / 2)
-                assert live.current_state() == ("1", "staged")
-                assert len(live.written) == 1
-            await asyncio.sleep(MINUTE)
-            assert live.current_state() == ("2", "committed")
+            await asyncio.sleep(HOUR / 2)
+            assert live.current_state() == ("1", "staged")
             assert len(live.written) == 1
+        await asyncio.sleep(MINUTE)
+        assert live.current_state() == ("2", "committed")
+        assert len(live.written) == 1
 
-    virtually(routine())
 
-
-def test_a_task_without_end_keeps_a_version_out_for_an_hour_and_not_for_ever(live, virtually):
-    async def routine():
-        async with live.alive():
-            with mark_busy(live.state):
-                await live.offer("2")
-                await asyncio.sleep(HOUR - MINUTE)
-                assert live.record().state == "staged"
-                await asyncio.sleep(2 * MINUTE)
-                assert live.current_state() == ("1", "refused")
-                assert names_all(live.said.reason, "3600 s", "`sudo device-agent upgrade install FILE.deb --force`")
-            await asyncio.sleep(HOUR)
-            assert live.current_state() == ("1", "refused"), "what was refused is not tried unless it is offered anew"
-            await live.offer("2", "d2")
-            await asyncio.sleep(MINUTE)
-            assert live.current_state() == ("2", "committed")
-
-    virtually(routine())
+async def test_a_task_without_end_keeps_a_version_out_for_an_hour_and_not_for_ever(live):
+    async with live.alive():
+        with mark_busy(live.state):
+            await live.offer("2")
+            await asyncio.sleep(HOUR - MINUTE)
+            assert live.record().state == "staged"
+            await asyncio.sleep(2 * MINUTE)
+            assert live.current_state() == ("1", "refused")
+            assert names_all(live.said.reason, "3600 s", "`sudo device-agent upgrade install FILE.deb --force`")
+        await asyncio.sleep(HOUR)
+        assert live.current_state() == ("1", "refused"), "what was refused is not tried unless it is offered anew"
+        await live.offer("2", "d2")
+        await asyncio.sleep(MINUTE)
+        assert live.current_state() == ("2", "committed")
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["aborted", "given up"])
@@ -235,29 +228,25 @@ def test_a_version_that_was_withdrawn_before_its_trial_is_not_taken_later(live, 
     virtually(routine())
 
 
-def test_what_somebody_installs_by_hand_is_not_undone_by_an_older_wish_at_the_next_boot(live, virtually):
+async def test_what_somebody_installs_by_hand_is_not_undone_by_an_older_wish_at_the_next_boot(live):
     """The wish for the version before lies there still, and looks like an order to go back."""
-
-    async def routine():
-        async with live.alive():
-            await live.offer("2")
-            await asyncio.sleep(MINUTE)
-            live.fetch("3")
-            updater, manifest, package = live.upgrader(), live.state / FOLDER / "3.json", live.state / FOLDER / "3.deb"
-            updater.resume()
-            by_hand = UpgradeRequest(
-                UpgradeTarget(version="3"), manifest.read_bytes, lambda _size: package.read_bytes(), by_hand=True
-            )
-            assert (await updater.install(by_hand)).state == "committed"
-            live.reboot()
-            await live.take_wishes()
-            await asyncio.sleep(MINUTE)
-            assert live.current_state() == ("3", "committed")
-            await live.offer("2")
-            await asyncio.sleep(MINUTE)
-            assert (live.current(), live.said.state, live.said.reason) == ("3", "refused", SUPERSEDED)
-            await live.offer("2", "another")
-            await asyncio.sleep(MINUTE)
-            assert live.current_state() == ("2", "rolled-back"), "who orders it anew gets it: it is the one before"
-
-    virtually(routine())
+    async with live.alive():
+        await live.offer("2")
+        await asyncio.sleep(MINUTE)
+        live.fetch("3")
+        updater, manifest, package = live.upgrader(), live.state / FOLDER / "3.json", live.state / FOLDER / "3.deb"
+        updater.resume()
+        by_hand = UpgradeRequest(
+            UpgradeTarget(version="3"), manifest.read_bytes, lambda _size: package.read_bytes(), by_hand=True
+        )
+        assert (await updater.install(by_hand)).state == "committed"
+        live.reboot()
+        await live.take_wishes()
+        await asyncio.sleep(MINUTE)
+        assert live.current_state() == ("3", "committed")
+        await live.offer("2")
+        await asyncio.sleep(MINUTE)
+        assert (live.current(), live.said.state, live.said.reason) == ("3", "refused", SUPERSEDED)
+        await live.offer("2", "another")
+        await asyncio.sleep(MINUTE)
+        assert live.current_state() == ("2", "rolled-back"), "who orders it anew gets it: it is the one before"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -77,11 +76,8 @@ def test_an_invalid_keyword_is_named_and_no_run_begins(tmp_path, function, keywo
     assert {path.name for path in tmp_path.rglob("*")} <= {"runs", "formats.json"}
 
 
-def test_the_same_plan_gives_the_same_run_in_an_event_loop(run, tmp_path):
-    async def cell() -> api.Run:
-        return api.replay(PLAN, data_dir=tmp_path, progress=False)
-
-    again = asyncio.run(cell())
+async def test_the_same_plan_gives_the_same_run_in_an_event_loop(run, tmp_path):
+    again = api.replay(PLAN, data_dir=tmp_path, progress=False)
     assert (again.folder / "journal.jsonl").read_bytes() == (run.folder / "journal.jsonl").read_bytes()
     assert api.compare(run, again).same_model is True
 
@@ -235,11 +231,8 @@ def test_agents_cannot_import_from_a_notebook(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_trial_in_an_event_loop_has_the_bits_of_its_replay(run, tmp_path):
-    async def cell() -> api.Run:
-        return api.trial(PLAN, data_dir=tmp_path, progress=False)
-
-    live = asyncio.run(cell())
+async def test_a_trial_in_an_event_loop_has_the_bits_of_its_replay(run, tmp_path):
+    live = api.trial(PLAN, data_dir=tmp_path, progress=False)
     assert live.outcome.outcome == "finished"
     assert api.compare(live, run).same_model is True
     with pytest.raises(api.ConfigError, match=naming(live.name)):

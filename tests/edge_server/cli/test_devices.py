@@ -149,37 +149,29 @@ def test_a_device_that_is_gone_for_good_is_forgotten(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.broker
-def test_a_look_hears_what_comes_and_leaves_nothing_behind(tmp_path):
+async def test_a_look_hears_what_comes_and_leaves_nothing_behind(tmp_path):
     """A report made meanwhile has a time; the broker keeps no session of a client that will not come again."""
-
-    async def story() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(300):
-            port = await _publish(stack, tmp_path)
-            publisher = await stack.enter_async_context(MqttTransport(Broker(port=port), "board").running())
-            await publisher.connected.wait()
-            for version in (5, 3):
-                async with watch_site(Broker(port=port, version=version), SITE) as look:
-                    assert look.fleet.online == ("here",)
-                    assert look.heard_now == {}
-                    news = report(Random(2), 130.0 - version, "here")
-                    await publisher.publish(topic(SITE, "here", "report"), wire.encode(news), retain=True)
-                    while "here" not in look.heard_now:  # noqa: ASYNC110 - a look has no reader that waits
-                        await asyncio.sleep(0.01)
-                    assert look.fleet.reports["here"] == news
-
-    asyncio.run(story())
+    async with AsyncExitStack() as stack, asyncio.timeout(300):
+        port = await _publish(stack, tmp_path)
+        publisher = await stack.enter_async_context(MqttTransport(Broker(port=port), "board").running())
+        await publisher.connected.wait()
+        for version in (5, 3):
+            async with watch_site(Broker(port=port, version=version), SITE) as look:
+                assert look.fleet.online == ("here",)
+                assert look.heard_now == {}
+                news = report(Random(2), 130.0 - version, "here")
+                await publisher.publish(topic(SITE, "here", "report"), wire.encode(news), retain=True)
+                while "here" not in look.heard_now:  # noqa: ASYNC110 - a look has no reader that waits
+                    await asyncio.sleep(0.01)
+                assert look.fleet.reports["here"] == news
 
 
-def test_a_client_without_a_session_is_clean_in_the_older_version_too():
+async def test_a_client_without_a_session_is_clean_in_the_older_version_too():
     """3.1.1 has no expiry: what asks for no session must not leave a queue that nobody will empty."""
-
-    async def story() -> list[bool]:
-        brokers = (Broker(version=3, session_expiry_s=0), Broker(version=3, session_expiry_s=60))
-        return [
-            Connection(one, "x", None, Incoming(lambda *_: None, Traffic())).client._clean_session for one in brokers
-        ]
-
-    assert asyncio.run(story()) == [True, False]
+    brokers = (Broker(version=3, session_expiry_s=0), Broker(version=3, session_expiry_s=60))
+    assert [
+        Connection(one, "x", None, Incoming(lambda *_: None, Traffic())).client._clean_session for one in brokers
+    ] == [True, False]
 
 
 def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsys):

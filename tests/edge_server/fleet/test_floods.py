@@ -90,32 +90,25 @@ async def pour(here: Flooded, channel: str, data: bytes, times: int) -> int:
     [("update", OFFER, 2500), ("update", LARGE_OFFER, 40), ("want", LARGE_WANT, 40)],
     ids=["small offers", "large offers", "large wants"],
 )
-def test_a_flood_is_answered_rarely_and_little_of_it_is_kept(tmp_path, kind, channel, data, times, caplog):
-    async def play() -> None:
-        async with flooded(tmp_path, kind) as here:
-            began = monotonic()
-            most = await pour(here, channel, data, times)
-            seconds = monotonic() - began
-            assert most <= 2 * WINDOW + sum(MOST_BYTES.values())
-            await asyncio.sleep(0.2)
-            assert len(list(here.acks.drain())) <= answers.BURST + answers.PER_S * (seconds + 1)
-            assert sum(here.server.flood.refused.values()) <= times
-
-    asyncio.run(play())
+async def test_a_flood_is_answered_rarely_and_little_of_it_is_kept(tmp_path, kind, channel, data, times, caplog):
+    async with flooded(tmp_path, kind) as here:
+        began = monotonic()
+        most = await pour(here, channel, data, times)
+        seconds = monotonic() - began
+        assert most <= 2 * WINDOW + sum(MOST_BYTES.values())
+        await asyncio.sleep(0.2)
+        assert len(list(here.acks.drain())) <= answers.BURST + answers.PER_S * (seconds + 1)
+        assert sum(here.server.flood.refused.values()) <= times
     warnings = [one for one in caplog.records if (one.name, one.levelname) == (admission.__name__, "WARNING")]
     assert 1 <= len(warnings) <= 3
 
 
-def test_a_flood_of_frames_that_nobody_asked_for_is_not_held(tmp_path, kind):
+async def test_a_flood_of_frames_that_nobody_asked_for_is_not_held(tmp_path, kind):
     """They pass by while they come, on both channels of frames; nothing of them waits."""
-
-    async def play() -> None:
-        async with flooded(tmp_path, kind) as here:
-            for channel in ("update", "features"):
-                assert await pour(here, channel, FRAME, 40) <= len(OFFER) + sum(MOST_BYTES.values())
-            assert not here.server.flood.refused
-
-    asyncio.run(play())
+    async with flooded(tmp_path, kind) as here:
+        for channel in ("update", "features"):
+            assert await pour(here, channel, FRAME, 40) <= len(OFFER) + sum(MOST_BYTES.values())
+        assert not here.server.flood.refused
 
 
 async def until_answered(client: MqttTransport, device: str) -> None:
@@ -149,32 +142,27 @@ class Awaiting:
 
 
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["unasked", "of another update"])
-def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, monkeypatch, is_awaited):
+async def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, monkeypatch, is_awaited):
     """Others are heard meanwhile, also who is born only then; the flooder is when his time is over."""
     monkeypatch.setattr(subscriptions, "LOOK_S", 0.1)
     passed_s = 0.0
-
-    async def play() -> None:
-        nonlocal passed_s
-        async with flooded(tmp_path, kind, lambda: passed_s) as here, AsyncExitStack() as stack:
-            came, admits = [], here.server.flood.admits
-            if is_awaited:
-                await stack.enter_async_context(here.server.round(Awaiting(), {}, []))
-            here.server.transport.admits = lambda name, size: came.append(size) or admits(name, size)
-            await until_answered(here.honest, "honest")
-            for _ in range(5):
-                await pour(here, "update", FRAME, 60)
-            await until_answered(here.honest, "honest")
-            await until_answered(here.honest, "late")
-            assert sum(came) < 150 * len(FRAME)
-            passed_s = admission.CLOSED_S
-            await until_answered(here.flood, "flood")
-
-    asyncio.run(play())
+    async with flooded(tmp_path, kind, lambda: passed_s) as here, AsyncExitStack() as stack:
+        came, admits = [], here.server.flood.admits
+        if is_awaited:
+            await stack.enter_async_context(here.server.round(Awaiting(), {}, []))
+        here.server.transport.admits = lambda name, size: came.append(size) or admits(name, size)
+        await until_answered(here.honest, "honest")
+        for _ in range(5):
+            await pour(here, "update", FRAME, 60)
+        await until_answered(here.honest, "honest")
+        await until_answered(here.honest, "late")
+        assert sum(came) < 150 * len(FRAME)
+        passed_s = admission.CLOSED_S
+        await until_answered(here.flood, "flood")
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["unconfirmed", "confirmed"])
-def test_of_small_messages_as_fast_as_they_go_few_are_looked_at(tmp_path, kind, number, monkeypatch):
+async def test_of_small_messages_as_fast_as_they_go_few_are_looked_at(tmp_path, kind, number, monkeypatch):
     """The broker is told to forward no more of them, and what it has forwarded by then is dropped unread.
 
     A busy machine takes as long as it takes to tell it: what counts is what is looked at from then on.
@@ -183,59 +171,45 @@ def test_of_small_messages_as_fast_as_they_go_few_are_looked_at(tmp_path, kind, 
     offer = packet(0x30 | number << 1, len(name).to_bytes(2, "big") + name + b"\0\1" * number + OFFER)
     put, looked_at = admission.Admission.put, []
     monkeypatch.setattr(admission.Admission, "put", lambda one, came: looked_at.append(came[0]) or put(one, came))
-
-    async def play() -> None:
-        async with flooded(tmp_path, kind, lambda: 0.0) as here:  # a channel that is closed stays so
-            loop = asyncio.get_running_loop()
+    async with flooded(tmp_path, kind, lambda: 0.0) as here:  # a channel that is closed stays so
+        loop = asyncio.get_running_loop()
+        await until_answered(here.honest, "honest")
+        with connected(here.port, "raw") as line:
+            line.setblocking(False)
+            while name not in here.server.flood.limits.closed_topics:
+                await loop.sock_sendall(line, offer * 100)
+                await asyncio.sleep(0.01)
             await until_answered(here.honest, "honest")
-            with connected(here.port, "raw") as line:
-                line.setblocking(False)
-                while name not in here.server.flood.limits.closed_topics:
-                    await loop.sock_sendall(line, offer * 100)
-                    await asyncio.sleep(0.01)
-                await until_answered(here.honest, "honest")
-                by_then = looked_at.count(name.decode())
-                for _ in range(40):
-                    await loop.sock_sendall(line, offer * 500)
-                    await asyncio.sleep(0)
-                await until_answered(here.honest, "honest")
-                await until_answered(here.honest, "late")
-            assert looked_at.count(name.decode()) - by_then < 1000
-
-    asyncio.run(play())
+            by_then = looked_at.count(name.decode())
+            for _ in range(40):
+                await loop.sock_sendall(line, offer * 500)
+                await asyncio.sleep(0)
+            await until_answered(here.honest, "honest")
+            await until_answered(here.honest, "late")
+        assert looked_at.count(name.decode()) - by_then < 1000
 
 
-def test_retained_reports_beyond_all_measure_are_not_kept(tmp_path, kind):
+async def test_retained_reports_beyond_all_measure_are_not_kept(tmp_path, kind):
     """They come at once when a server starts; the honest one among them is heard."""
-
-    async def play() -> None:
-        async with flooded(tmp_path, kind) as here:
-            large = wire.encode(
-                Report(device="flood", at=1.0, facts={f"{number}": "x" * 9000 for number in range(100)})
-            )
-            for number in range(30):
-                await here.flood.publish(topic(SITE, f"flood-{number}", "report"), large, retain=True)
-            await pour(here, "status", b"", 1)
-            assert set(here.server.fleet.reports) == {"honest"}
-            assert here.server.flood.admission.waiting_bytes == 0
-
-    asyncio.run(play())
+    async with flooded(tmp_path, kind) as here:
+        large = wire.encode(Report(device="flood", at=1.0, facts={f"{number}": "x" * 9000 for number in range(100)}))
+        for number in range(30):
+            await here.flood.publish(topic(SITE, f"flood-{number}", "report"), large, retain=True)
+        await pour(here, "status", b"", 1)
+        assert set(here.server.fleet.reports) == {"honest"}
+        assert here.server.flood.admission.waiting_bytes == 0
 
 
-def test_births_of_names_that_nobody_has_seen(tmp_path):
+async def test_births_of_names_that_nobody_has_seen(tmp_path):
     """Two thousand of them are heard, each once, in the time of two thousand: no message costs more than the first."""
     folder = tmp_path
-
-    async def play() -> None:
-        async with flooded(folder, "embedded" if not broker.find_mosquitto() else "mosquitto") as here:
-            for number in range(2000):
-                name = f"device-{number}"
-                birth = Status(device=name, session=1, instance="a", online=True, version="v" * 500)
-                await here.flood.publish(topic(SITE, name, "status"), wire.encode(birth), assured=False)
-                while len(here.server.fleet.statuses) < number - QUEUED:  # noqa: ASYNC110 - beyond it brokers drop
-                    await asyncio.sleep(0.001)
-            await pour(here, "status", b"", 1)
-            assert len(here.server.fleet.online) >= 1900
-            assert max(len(one.version) for one in here.server.fleet.statuses.values()) < 500
-
-    asyncio.run(play())
+    async with flooded(folder, "embedded" if not broker.find_mosquitto() else "mosquitto") as here:
+        for number in range(2000):
+            name = f"device-{number}"
+            birth = Status(device=name, session=1, instance="a", online=True, version="v" * 500)
+            await here.flood.publish(topic(SITE, name, "status"), wire.encode(birth), assured=False)
+            while len(here.server.fleet.statuses) < number - QUEUED:  # noqa: ASYNC110 - beyond it brokers drop
+                await asyncio.sleep(0.001)
+        await pour(here, "status", b"", 1)
+        assert len(here.server.fleet.online) >= 1900
+        assert max(len(one.version) for one in here.server.fleet.statuses.values()) < 500

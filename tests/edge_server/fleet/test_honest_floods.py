@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from msgspec.structs import replace
 
 from edge_server.fleet import admission
@@ -13,7 +14,9 @@ from shared.protocol.messages import BLOCK_BYTES, Ack, Update, Want
 from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transfer.frames import FRAME_BYTES
-from tests.edge_server.harness import Puppet, moved, packed, site, update_for, virtual
+from tests.edge_server.harness import Puppet, moved, packed, site, update_for
+
+pytestmark = pytest.mark.virtual_time
 
 LARGE = {
     "model": 'name = "mlp"\noptions = { hidden = 115000 }',
@@ -56,18 +59,14 @@ async def upload(board: Puppet, offer: Update, data: bytes) -> tuple[Ack, Counte
         return word, times
 
 
-def test_a_large_upload_over_a_link_that_breaks_again_and_again_is_no_flood(tmp_path, caplog):
+async def test_a_large_upload_over_a_link_that_breaks_again_and_again_is_no_flood(tmp_path, caplog):
     """At each reconnect the server asks anew for what is under way; what it had asked for before comes as well."""
-
-    async def play() -> None:
-        async with site(tmp_path, link=LinkConfig(), **LARGE) as here:
-            board = await here.device("pi")
-            data = packed(moved(here.plan, 0.5))
-            offer = update_for(await board.task(), data)
-            offer = replace(offer, params=replace(offer.params, frame_bytes=FRAME_BYTES))
-            verdict, times = await upload(board, offer, data)
-            assert verdict.verdict == "accepted"
-            assert sum(times.values()) > 1.3 * len(times), "nothing came twice"
-
-    virtual(play())
+    async with site(tmp_path, link=LinkConfig(), **LARGE) as here:
+        board = await here.device("pi")
+        data = packed(moved(here.plan, 0.5))
+        offer = update_for(await board.task(), data)
+        offer = replace(offer, params=replace(offer.params, frame_bytes=FRAME_BYTES))
+        verdict, times = await upload(board, offer, data)
+        assert verdict.verdict == "accepted"
+        assert sum(times.values()) > 1.3 * len(times), "nothing came twice"
     assert not [one for one in caplog.records if one.name == admission.__name__]

@@ -33,6 +33,8 @@ from tests.edge_server.harness import (
     virtual,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 Evil = Callable[[Task, bytes], bytes]
 """What is sent on the update topic, from the task and an honest payload."""
 
@@ -66,26 +68,22 @@ DROPPED: dict[str, tuple[str, Evil]] = {
 
 
 @pytest.mark.parametrize("name", DROPPED)
-def test_a_bad_message_is_dropped_and_its_sender_may_still_take_part(tmp_path, caplog, name):
+async def test_a_bad_message_is_dropped_and_its_sender_may_still_take_part(tmp_path, caplog, name):
     """Counted as often as it comes, logged once, and everything goes on as if it had not come."""
     reason, evil = DROPPED[name]
-
-    async def play() -> list[RoundClosed]:
-        async with site(tmp_path, rounds=1) as here:
-            good, bad = await here.device("good"), await here.device("bad")
-            task = await bad.task()
-            data = packed(moved(here.plan, 0.5))
-            for _ in range(3):
-                await bad.say(evil(task, data))
-            await asyncio.sleep(1)
-            assert all(wire.decode_as(Ack, said).verdict == "refused" for _, said in bad.acks.drain())
-            assert (await bad.offer(update_for(task, data), data)).verdict == "accepted"
-            await good.answer(await good.task(), moved(here.plan, 0.5))
-            state, rounds = await here.ended()
-            _require_moved(state.tree, here, 0.5)
-            return rounds
-
-    [closed] = virtual(play())
+    async with site(tmp_path, rounds=1) as here:
+        good, bad = await here.device("good"), await here.device("bad")
+        task = await bad.task()
+        data = packed(moved(here.plan, 0.5))
+        for _ in range(3):
+            await bad.say(evil(task, data))
+        await asyncio.sleep(1)
+        assert all(wire.decode_as(Ack, said).verdict == "refused" for _, said in bad.acks.drain())
+        assert (await bad.offer(update_for(task, data), data)).verdict == "accepted"
+        await good.answer(await good.task(), moved(here.plan, 0.5))
+        state, rounds = await here.ended()
+        _require_moved(state.tree, here, 0.5)
+        [closed] = rounds
     assert closed.arrived == ("bad", "good")
     assert closed.refused == {reason: 3}
     warnings = [
@@ -102,22 +100,18 @@ def test_a_bad_message_is_dropped_and_its_sender_may_still_take_part(tmp_path, c
         ("report", Report(device="good", at=0.0)),
     ],
 )
-def test_no_device_speaks_of_another(tmp_path, channel, message):
+async def test_no_device_speaks_of_another(tmp_path, channel, message):
     """A forged death does not end a device, a forged report does not replace its own."""
-
-    async def play() -> list[RoundClosed]:
-        async with site(tmp_path, rounds=1) as here:
-            good, bad = await here.device("good"), await here.device("bad")
-            task = await bad.task()
-            await bad.say(message, channel)
-            await asyncio.sleep(1)
-            assert here.server.fleet.online == ("bad", "good")
-            assert not here.server.fleet.reports
-            await bad.answer(task, moved(here.plan, 0.5))
-            await good.answer(await good.task(), moved(here.plan, 0.5))
-            return (await here.ended())[1]
-
-    assert virtual(play())[0].refused == {"identity": 1}
+    async with site(tmp_path, rounds=1) as here:
+        good, bad = await here.device("good"), await here.device("bad")
+        task = await bad.task()
+        await bad.say(message, channel)
+        await asyncio.sleep(1)
+        assert here.server.fleet.online == ("bad", "good")
+        assert not here.server.fleet.reports
+        await bad.answer(task, moved(here.plan, 0.5))
+        await good.answer(await good.task(), moved(here.plan, 0.5))
+        assert (await here.ended())[1][0].refused == {"identity": 1}
 
 
 def leaf(plan_tree: Tree, **changes: torch.Tensor) -> bytes:
@@ -247,20 +241,16 @@ def test_a_bad_offer_is_refused_before_a_file_is_made(tmp_path, name):
     _require_refused(*virtual(play()), reason)
 
 
-def test_a_failure_can_forge_no_line_of_the_log_and_fills_no_journal(tmp_path, caplog):
+async def test_a_failure_can_forge_no_line_of_the_log_and_fills_no_journal(tmp_path, caplog):
     """Its beginning is recorded and logged, with line ends and escape codes written out."""
     said = "boom\n2026-01-01T00:00:00Z ERROR forged\x1b[31m" + "x" * 900_000
-
-    async def play() -> str:
-        async with site(tmp_path, rounds=1) as here:
-            good, bad = await here.device("good"), await here.device("bad")
-            task = await bad.task()
-            failed = update_for(task, b"", params=None, failure=said, start=task.params.digest)
-            assert (await bad.offer(failed, b"")).verdict == "accepted"
-            await good.answer(await good.task(), moved(here.plan, 0.5))
-            return (await here.ended())[1][0].failed["bad"]
-
-    cause = virtual(play())
+    async with site(tmp_path, rounds=1) as here:
+        good, bad = await here.device("good"), await here.device("bad")
+        task = await bad.task()
+        failed = update_for(task, b"", params=None, failure=said, start=task.params.digest)
+        assert (await bad.offer(failed, b"")).verdict == "accepted"
+        await good.answer(await good.task(), moved(here.plan, 0.5))
+        cause = (await here.ended())[1][0].failed["bad"]
     assert cause.startswith(r"boom\n2026-01-01T00:00:00Z ERROR forged\x1b[31mxxx")
     assert len(cause) < 1000
     assert all(record.getMessage().isprintable() and len(record.getMessage()) < 2000 for record in caplog.records)

@@ -17,6 +17,8 @@ from shared.protocol.messages import Report, Status
 from tests.edge_server.harness import RUN, moved, site, virtual
 from tests.naming import log_messages
 
+pytestmark = pytest.mark.virtual_time
+
 
 def report(at: float, watts: float = 5.0, **changes: object) -> Report:
     """Return what a board says at a moment."""
@@ -122,29 +124,26 @@ def status(instance: str, session: int, *, online: bool = True) -> Status:
     return Status(device="a", session=session, instance=instance, online=online, version="0.1.0")
 
 
-def test_comings_and_goings_tell_a_new_process_from_a_new_connection():
-    async def check():
-        written: list = []
+async def test_comings_and_goings_tell_a_new_process_from_a_new_connection():
+    written: list = []
 
-        async def extend(batch) -> None:
-            written.append(list(batch))
+    async def extend(batch) -> None:
+        written.append(list(batch))
 
-        clock = asyncio.get_running_loop().time
-        observer = Observer(clock, extend)
-        keeping = asyncio.create_task(observer.write_batches())
-        words = [status("x", 1), status("x", 2), status("x", 2, online=False), status("y", 3)]
-        for word in [*words, status("y", 3, online=False), status("y", 3, online=False)]:
-            observer.record_status(word)
-        await asyncio.sleep(2 * BATCH_S)
-        assert len(written) == 1, "one write for all of a second"
-        observer.record_status(status("y", 4))
-        begun = clock()
-        await observer.flush()
-        assert clock() == begun, "the end of a run waits for no batch"
-        keeping.cancel()
-        return [(type(one), getattr(one, "cause", "")) for batch in written for one in batch]
-
-    assert virtual(check()) == [
+    clock = asyncio.get_running_loop().time
+    observer = Observer(clock, extend)
+    keeping = asyncio.create_task(observer.write_batches())
+    words = [status("x", 1), status("x", 2), status("x", 2, online=False), status("y", 3)]
+    for word in [*words, status("y", 3, online=False), status("y", 3, online=False)]:
+        observer.record_status(word)
+    await asyncio.sleep(2 * BATCH_S)
+    assert len(written) == 1, "one write for all of a second"
+    observer.record_status(status("y", 4))
+    begun = clock()
+    await observer.flush()
+    assert clock() == begun, "the end of a run waits for no batch"
+    keeping.cancel()
+    assert [(type(one), getattr(one, "cause", "")) for batch in written for one in batch] == [
         (Joined, "connected"),
         (Joined, "reconnected"),
         (Left, "gone"),
@@ -154,50 +153,42 @@ def test_comings_and_goings_tell_a_new_process_from_a_new_connection():
     ]
 
 
-def test_a_full_disk_loses_no_word_and_a_run_does_not_wait_for_words(caplog):
+async def test_a_full_disk_loses_no_word_and_a_run_does_not_wait_for_words(caplog):
     """They are tried again; more than ten thousand are lost, which the log says once."""
+    full, written = True, []
 
-    async def check():
-        full, written = True, []
+    async def extend(batch) -> None:
+        if full:
+            raise Unwritable("full")
+        written.extend(batch)
 
-        async def extend(batch) -> None:
-            if full:
-                raise Unwritable("full")
-            written.extend(batch)
+    clock = asyncio.get_running_loop().time
+    observer = Observer(clock, extend)
+    keeping = asyncio.create_task(observer.write_batches())
+    observer.record_status(status("x", 1))
+    await observer.flush()
+    assert clock() == SETTLE_S
+    for number in range(MOST + 10):
+        observer.record_status(Status(device=f"x-{number}", session=1, instance="x", online=True))
 
-        clock = asyncio.get_running_loop().time
-        observer = Observer(clock, extend)
-        keeping = asyncio.create_task(observer.write_batches())
-        observer.record_status(status("x", 1))
-        await observer.flush()
-        assert clock() == SETTLE_S
-        for number in range(MOST + 10):
-            observer.record_status(Status(device=f"x-{number}", session=1, instance="x", online=True))
-
-        full = False
-        await observer.flush()
-        keeping.cancel()
-        return len(written)
-
-    assert virtual(check()) == MOST + 1
+    full = False
+    await observer.flush()
+    keeping.cancel()
+    assert len(written) == MOST + 1
     assert not caplog.records, "nothing was lost"
 
 
-def test_a_run_records_who_came_what_was_measured_and_when(tmp_path):
+async def test_a_run_records_who_came_what_was_measured_and_when(tmp_path):
     """In its journal, before its end is; who leaves while the server is away is told by the next one."""
-
-    async def check():
-        async with site(tmp_path, rounds=1) as here:
-            one, other = await here.device("a"), await here.device("b")
-            await one.say(report(1.0), "report")
-            await one.answer(await one.task(), moved(here.plan, 0.5))
-            whole = TaskCost(run=RUN, round=1, cost=Cost())  # so that the run's end waits for nothing else
-            await one.say(report(2.0, facts={"mode": "MAXN"}, spent=whole), "report")
-            await other.answer(await other.task(), moved(here.plan, 0.5))
-            await here.run
-            return here.store.records()
-
-    records = virtual(check())
+    async with site(tmp_path, rounds=1) as here:
+        one, other = await here.device("a"), await here.device("b")
+        await one.say(report(1.0), "report")
+        await one.answer(await one.task(), moved(here.plan, 0.5))
+        whole = TaskCost(run=RUN, round=1, cost=Cost())  # so that the run's end waits for nothing else
+        await one.say(report(2.0, facts={"mode": "MAXN"}, spent=whole), "report")
+        await other.answer(await other.task(), moved(here.plan, 0.5))
+        await here.run
+        records = here.store.records()
     kinds = [type(one) for one in records]
     assert kinds[1] is ServerBegan
     assert kinds[-1] is RunClosed

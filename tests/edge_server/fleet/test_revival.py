@@ -19,7 +19,7 @@ from shared.transport.base import Broker, Inbox
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
-from tests.edge_server.harness import SITE, moved, site, virtual
+from tests.edge_server.harness import SITE, moved, site
 
 PATIENCE_S = 300.0
 WORDS = {
@@ -39,41 +39,35 @@ async def say(transport: MemoryTransport, channel: str, message: Message, *, ret
 
 @pytest.mark.parametrize("false", [status(1, online=False), status(1 << 40, online=False, instance="z")])
 @pytest.mark.parametrize("channel", WORDS)
-def test_whoever_speaks_is_here(tmp_path, channel, false):
+@pytest.mark.virtual_time
+async def test_whoever_speaks_is_here(tmp_path, channel, false):
     """What is never retained proves it at once, and the device is given its task again."""
-
-    async def play() -> None:
-        async with site(tmp_path, rounds=1) as here:
-            board, other = await here.device("pi"), await here.device("other")
-            first = await board.task()
-            await say(here.broker, "status", false, retain=True)
-            assert here.server.fleet.online == ("other",)
-            await say(here.broker, channel, WORDS[channel])
-            assert here.server.fleet.online == ("other", "pi")
-            assert await board.task() == msgspec.structs.replace(first, payload=b"")
-            assert len(list(board.acks.drain())) == (channel == "update")
-            for puppet, task in ((board, first), (other, await other.task())):
-                await puppet.answer(task, moved(here.plan, 0.5))
-            assert (await here.ended())[1][0].arrived == ("other", "pi")
-
-    virtual(play())
+    async with site(tmp_path, rounds=1) as here:
+        board, other = await here.device("pi"), await here.device("other")
+        first = await board.task()
+        await say(here.broker, "status", false, retain=True)
+        assert here.server.fleet.online == ("other",)
+        await say(here.broker, channel, WORDS[channel])
+        assert here.server.fleet.online == ("other", "pi")
+        assert await board.task() == msgspec.structs.replace(first, payload=b"")
+        assert len(list(board.acks.drain())) == (channel == "update")
+        for puppet, task in ((board, first), (other, await other.task())):
+            await puppet.answer(task, moved(here.plan, 0.5))
+        assert (await here.ended())[1][0].arrived == ("other", "pi")
 
 
-def test_two_reports_prove_it_but_not_one(tmp_path):
+@pytest.mark.virtual_time
+async def test_two_reports_prove_it_but_not_one(tmp_path):
     """The first may be the retained one of a device that is gone; one that is gone for good stays gone."""
-
-    async def play() -> None:
-        async with site(tmp_path) as here:
-            await here.device("pi")
-            await say(here.broker, "report", Report(device="pi", at=1.0, instance="pi"), retain=True)
-            await say(here.broker, "status", status(1, online=False), retain=True)
-            for at, online in ((1.0, ()), (2.0, ()), (2.0, ()), (3.0, ("pi",))):
-                await say(here.broker, "report", Report(device="pi", at=at, instance="pi"), retain=True)
-                assert here.server.fleet.online == online
-            await say(here.broker, "status", status(1, online=False), retain=True)
-            assert here.server.fleet.online == ()
-
-    virtual(play())
+    async with site(tmp_path) as here:
+        await here.device("pi")
+        await say(here.broker, "report", Report(device="pi", at=1.0, instance="pi"), retain=True)
+        await say(here.broker, "status", status(1, online=False), retain=True)
+        for at, online in ((1.0, ()), (2.0, ()), (2.0, ()), (3.0, ("pi",))):
+            await say(here.broker, "report", Report(device="pi", at=at, instance="pi"), retain=True)
+            assert here.server.fleet.online == online
+        await say(here.broker, "status", status(1, online=False), retain=True)
+        assert here.server.fleet.online == ()
 
 
 class Lossy(MemoryTransport):
@@ -83,63 +77,56 @@ class Lossy(MemoryTransport):
         return [] if parse_channel(topic) == "status" else super().listening(topic)
 
 
-def test_a_device_whose_birth_was_lost_is_asked_for(tmp_path):
+@pytest.mark.virtual_time
+async def test_a_device_whose_birth_was_lost_is_asked_for(tmp_path):
     """By its next report: the broker has its birth, and is asked for it; not more often than it can answer."""
-
-    async def play() -> None:
-        async with site(tmp_path, Lossy(), rounds=1) as here:
-            boards = [await here.device(name) for name in ("pi", "other")]
-            await asyncio.sleep(1.0)
-            assert here.server.fleet.online == ()
-            for board in boards:
-                for at in range(3):
-                    await board.say(Report(device=board.name, at=float(at), instance=board.name), "report")
-            await asyncio.sleep(1.0)
-            assert here.server.fleet.online == ("other", "pi")
-            for board in boards:
-                await board.answer(await board.task(), moved(here.plan, 0.5))
-            assert (await here.ended())[1][0].arrived == ("other", "pi")
-
-    virtual(play())
+    async with site(tmp_path, Lossy(), rounds=1) as here:
+        boards = [await here.device(name) for name in ("pi", "other")]
+        await asyncio.sleep(1.0)
+        assert here.server.fleet.online == ()
+        for board in boards:
+            for at in range(3):
+                await board.say(Report(device=board.name, at=float(at), instance=board.name), "report")
+        await asyncio.sleep(1.0)
+        assert here.server.fleet.online == ("other", "pi")
+        for board in boards:
+            await board.answer(await board.task(), moved(here.plan, 0.5))
+        assert (await here.ended())[1][0].arrived == ("other", "pi")
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 @pytest.mark.parametrize("said", ["death", "nothing", "a later death", "another's death"])
-def test_an_agent_that_is_said_to_be_gone_says_that_it_is_not(tmp_path, kind, said):
+async def test_an_agent_that_is_said_to_be_gone_says_that_it_is_not(tmp_path, kind, said):
     """It watches what the broker retains of it; a server that starts then, and knows that alone, finds it here."""
     if kind == "mosquitto" and not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
-
-    async def use() -> None:
-        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-            running = await stack.enter_async_context(broker.run_private_broker(tmp_path, embedded=kind == "embedded"))
-            place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
-            session = Session(tmp_path / "session", "pi", SITE, "boot")
-            agent = MqttTransport(place, "pi", session.presence)
-            heard = MqttTransport(place, "server")
-            for client in (heard, agent):
-                await stack.enter_async_context(client.running())
-                await client.connected.wait()
-            server = Server(SITE, heard, monotonic, inline)
-            await stack.enter_async_context(server.listening())
-            await _until(server, online=True)
-            words = {
-                "death": wire.encode(status(1, online=False, instance="boot")),
-                "nothing": b"",
-                "a later death": wire.encode(status(1 << 40, online=False, instance="boot")),
-                "another's death": wire.encode(status(1 << 40, online=False, instance="z")),
-            }
-            await heard.publish(topic(SITE, "pi", "status"), words[said], retain=True)
-            if words[said]:
-                await _until(server, online=False)
-            await _until(server, online=True)
-            later = Server(SITE, heard, monotonic, inline)
-            await asyncio.sleep(1.5)
-            await stack.enter_async_context(later.listening())
-            await _until(later, online=True)
-
-    asyncio.run(use())
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        running = await stack.enter_async_context(broker.run_private_broker(tmp_path, embedded=kind == "embedded"))
+        place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
+        session = Session(tmp_path / "session", "pi", SITE, "boot")
+        agent = MqttTransport(place, "pi", session.presence)
+        heard = MqttTransport(place, "server")
+        for client in (heard, agent):
+            await stack.enter_async_context(client.running())
+            await client.connected.wait()
+        server = Server(SITE, heard, monotonic, inline)
+        await stack.enter_async_context(server.listening())
+        await _until(server, online=True)
+        words = {
+            "death": wire.encode(status(1, online=False, instance="boot")),
+            "nothing": b"",
+            "a later death": wire.encode(status(1 << 40, online=False, instance="boot")),
+            "another's death": wire.encode(status(1 << 40, online=False, instance="z")),
+        }
+        await heard.publish(topic(SITE, "pi", "status"), words[said], retain=True)
+        if words[said]:
+            await _until(server, online=False)
+        await _until(server, online=True)
+        later = Server(SITE, heard, monotonic, inline)
+        await asyncio.sleep(1.5)
+        await stack.enter_async_context(later.listening())
+        await _until(later, online=True)
 
 
 async def _until(server: Server, *, online: bool) -> None:

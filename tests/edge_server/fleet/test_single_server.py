@@ -22,6 +22,8 @@ from tests.edge_server.harness import SITE, virtual, write_plan
 from tests.edge_server.processes import PATIENCE_S, forked, until
 from tests.naming import names_all, naming
 
+pytestmark = pytest.mark.virtual_time
+
 
 def word(instance: str, session: int, *, online: bool) -> bytes:
     return wire.encode(Status(device=SERVER, session=session, instance=instance, online=online))
@@ -71,35 +73,26 @@ def test_another_process_that_takes_the_name_twice_is_another_server(words, ends
         virtual(play())
 
 
-def test_the_sites_own_server_stays_and_says_so(caplog):
-    async def play() -> None:
-        broker = MemoryTransport()
-        watching = single_server.require_single_server(
-            broker, SITE, "ours", connections=count(1).__next__, gives_way=False
-        )
-        async with background(watching):
-            await asyncio.sleep(0)
-            for data in [*RIVAL, word("rival", 8, online=False), word("rival", 9, online=False)]:
-                await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
-            await asyncio.sleep(1)
-
-    virtual(play())
+async def test_the_sites_own_server_stays_and_says_so(caplog):
+    broker = MemoryTransport()
+    watching = single_server.require_single_server(broker, SITE, "ours", connections=count(1).__next__, gives_way=False)
+    async with background(watching):
+        await asyncio.sleep(0)
+        for data in [*RIVAL, word("rival", 8, online=False), word("rival", 9, online=False)]:
+            await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
+        await asyncio.sleep(1)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def test_words_alone_are_no_server(caplog):
+async def test_words_alone_are_no_server(caplog):
     """Whoever may publish there says it: as long as nobody throws us off the broker, there is no other server."""
-
-    async def play() -> None:
-        broker = MemoryTransport()
-        watching = single_server.require_single_server(broker, SITE, "ours", connections=lambda: 1, gives_way=True)
-        async with background(watching):
-            await asyncio.sleep(0)
-            for data in [*FIRST, *RIVAL, *(word("rival", number, online=True) for number in range(8, 20))]:
-                await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
-            await asyncio.sleep(1)
-
-    virtual(play())
+    broker = MemoryTransport()
+    watching = single_server.require_single_server(broker, SITE, "ours", connections=lambda: 1, gives_way=True)
+    async with background(watching):
+        await asyncio.sleep(0)
+        for data in [*FIRST, *RIVAL, *(word("rival", number, online=True) for number in range(8, 20))]:
+            await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
+        await asyncio.sleep(1)
     assert not caplog.records
 
 

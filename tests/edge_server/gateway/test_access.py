@@ -23,7 +23,7 @@ from shared.protocol import topics as topics_module
 from shared.protocol.topics import PEERS, ROOT, SERVER, TOPS
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from tests.edge_server.gateway.sites import GUARD_S, LiveSite, live_site, make_site, needs_mosquitto
+from tests.edge_server.gateway.sites import LiveSite, live_site, make_site, needs_mosquitto
 from tests.naming import naming
 
 PAGE = Path(__file__).parents[3] / "shared/protocol/PROTOCOL.md"
@@ -166,7 +166,7 @@ async def heard(guests_: list[Guest], overseer: Guest) -> dict[str, set[str]]:
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
+async def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
     """Both sites' topics, those of the table and others, by devices, peer, server, probe and who was revoked.
 
     Others are not let in: who has no certificate, a revoked one, or the same name's at another site.
@@ -182,25 +182,21 @@ def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
     (site.path / "acl").write_text(
         acl("roof", ["attic"], [REVOKED], generation=1) + f"\nuser {ALL}\ntopic readwrite #\n"
     )
-
-    async def story() -> None:
-        async with live(site), guests(site, pairs) as there:
-            overseer = there.pop(ALL)
-            assert {guest.role for guest in there.values()} == set(ROLES)
-            refused = 0
-            for guest in there.values():
-                for where in topics():
-                    refused += not allowed(guest, "publish", where, 1)
-                    assert await took(guest, where) == allowed(guest, "publish", where, 1), (guest.account, where)
-            assert len(site.refusals()) == refused  # as system tests look for them
-            found = await heard(list(there.values()), overseer)
-            for guest in there.values():
-                expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "receive", where, 1)}
-                assert found[guest.account] == expected, guest.account
-            for nobody in (None, site.folder.gateway("revoked"), *(other.enrol(name) for name in ("pi-03", "probe-3"))):
-                assert not await site.lets_in(nobody)
-
-    asyncio.run(asyncio.wait_for(story(), 3 * GUARD_S))
+    async with live(site), guests(site, pairs) as there:
+        overseer = there.pop(ALL)
+        assert {guest.role for guest in there.values()} == set(ROLES)
+        refused = 0
+        for guest in there.values():
+            for where in topics():
+                refused += not allowed(guest, "publish", where, 1)
+                assert await took(guest, where) == allowed(guest, "publish", where, 1), (guest.account, where)
+        assert len(site.refusals()) == refused  # as system tests look for them
+        found = await heard(list(there.values()), overseer)
+        for guest in there.values():
+            expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "receive", where, 1)}
+            assert found[guest.account] == expected, guest.account
+        for nobody in (None, site.folder.gateway("revoked"), *(other.enrol(name) for name in ("pi-03", "probe-3"))):
+            assert not await site.lets_in(nobody)
 
 
 @asynccontextmanager
@@ -215,54 +211,46 @@ async def live(site: LiveSite) -> AsyncIterator[None]:
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_nobody_is_parted_by_what_an_operator_looks_at(tmp_path) -> None:
+async def test_nobody_is_parted_by_what_an_operator_looks_at(tmp_path) -> None:
     """A server and a board stay connected beside a look, a rollout, who serves upper halves, and links to peers."""
-
-    async def story() -> None:
-        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
-            state = read_state(site.path)
-            server, board = site.folder.gateway("own-server"), site.enrol("pi-03")
-            own = at(site, server, state.servers_port)
-            names = [f"roof.{one}" for one in (SERVER, PEERS, TOPS, CLIENT)]
-            there = [MqttTransport(own, name) for name in names]
-            there.append(MqttTransport(at(site, board, state.port), "roof.pi-03"))
-            for one in there:
-                await stack.enter_async_context(one.running())
-                await one.connected.wait()
-            for _ in range(2):
-                async with watch_site(own, "roof"), watch_site(own, "roof") as look:
-                    assert look.is_settled
-            for one in there:  # each is still heard, on the connection that it began with
-                await one.publish(f"{ROOT}/roof/pi-03/{'task' if 'pi-03' not in one.client_id else 'report'}", b"here")
-                assert one.connections == 1, one.client_id
-
-    asyncio.run(asyncio.wait_for(story(), GUARD_S))
+    async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+        state = read_state(site.path)
+        server, board = site.folder.gateway("own-server"), site.enrol("pi-03")
+        own = at(site, server, state.servers_port)
+        names = [f"roof.{one}" for one in (SERVER, PEERS, TOPS, CLIENT)]
+        there = [MqttTransport(own, name) for name in names]
+        there.append(MqttTransport(at(site, board, state.port), "roof.pi-03"))
+        for one in there:
+            await stack.enter_async_context(one.running())
+            await one.connected.wait()
+        for _ in range(2):
+            async with watch_site(own, "roof"), watch_site(own, "roof") as look:
+                assert look.is_settled
+        for one in there:  # each is still heard, on the connection that it began with
+            await one.publish(f"{ROOT}/roof/pi-03/{'task' if 'pi-03' not in one.client_id else 'report'}", b"here")
+            assert one.connections == 1, one.client_id
 
 
 @needs_mosquitto
 @pytest.mark.broker
-def test_no_account_takes_anothers_session_by_its_client_id(tmp_path) -> None:
+async def test_no_account_takes_anothers_session_by_its_client_id(tmp_path) -> None:
     """A board that presents another client's id ends no connection but its own; on loopback it is not let in."""
-
-    async def story() -> None:
-        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
-            state = read_state(site.path)
-            server = MqttTransport(at(site, site.folder.gateway("own-server"), state.servers_port), "roof._server")
-            board = MqttTransport(at(site, site.enrol("pi-03"), state.port), "roof.pi-03")
-            for one in (server, board):
-                await stack.enter_async_context(one.running())
-                await one.connected.wait()
-            for name in ("roof._server", "roof.pi-03", "pi-03"):
-                thief = MqttTransport(at(site, site.enrol("thief"), state.port), name)
-                async with thief.running():
-                    await thief.connected.wait()
-                    await thief.publish(f"{ROOT}/roof/thief/report", b"here")
-                near = MqttTransport(at(site, site.enrol("thief"), state.servers_port), name)
-                async with near.running():
-                    with pytest.raises(TimeoutError):
-                        await asyncio.wait_for(near.connected.wait(), 1)
-            for one, channel in ((server, "task"), (board, "report")):
-                await one.publish(f"{ROOT}/roof/pi-03/{channel}", b"still here")
-                assert one.connections == 1
-
-    asyncio.run(asyncio.wait_for(story(), GUARD_S))
+    async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+        state = read_state(site.path)
+        server = MqttTransport(at(site, site.folder.gateway("own-server"), state.servers_port), "roof._server")
+        board = MqttTransport(at(site, site.enrol("pi-03"), state.port), "roof.pi-03")
+        for one in (server, board):
+            await stack.enter_async_context(one.running())
+            await one.connected.wait()
+        for name in ("roof._server", "roof.pi-03", "pi-03"):
+            thief = MqttTransport(at(site, site.enrol("thief"), state.port), name)
+            async with thief.running():
+                await thief.connected.wait()
+                await thief.publish(f"{ROOT}/roof/thief/report", b"here")
+            near = MqttTransport(at(site, site.enrol("thief"), state.servers_port), name)
+            async with near.running():
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(near.connected.wait(), 1)
+        for one, channel in ((server, "task"), (board, "report")):
+            await one.publish(f"{ROOT}/roof/pi-03/{channel}", b"still here")
+            assert one.connections == 1

@@ -17,7 +17,7 @@ from edge_server.plan.server_config import ServerConfig
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.support import units
 from shared.transport.base import Broker
-from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import captured
 from tests.machine import configured
 from tests.naming import names_all
@@ -32,71 +32,58 @@ def examined(*words):
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_site_in_order_has_no_fault_and_a_stopped_broker_is_one(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            site.enrol("pi-03")
-            code, _, found = await asyncio.to_thread(examined, "--folder", site.path)
-            assert code == 0, found
-            goods = {one["about"] for one in found if one["state"] == "good"}
-            assert goods >= {"acl", "broker", "certificates", "disk", "keys"}
-        code, wrong, _ = await asyncio.to_thread(examined, "--folder", site.path)
-        assert code == 1
-        bad = {name for name, one in wrong.items() if one["state"] == "bad"}
-        assert "broker" in bad
-        assert len(bad) == 2, "the broker, and the server's connection to it"
-        ended = await asyncio.to_thread(captured, "doctor", "--folder", site.path)
-        assert names_all(ended.out, *bad, 2)
-
-    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+async def test_a_site_in_order_has_no_fault_and_a_stopped_broker_is_one(tmp_path):
+    async with live_site(tmp_path) as site:
+        site.enrol("pi-03")
+        code, _, found = await asyncio.to_thread(examined, "--folder", site.path)
+        assert code == 0, found
+        goods = {one["about"] for one in found if one["state"] == "good"}
+        assert goods >= {"acl", "broker", "certificates", "disk", "keys"}
+    code, wrong, _ = await asyncio.to_thread(examined, "--folder", site.path)
+    assert code == 1
+    bad = {name for name, one in wrong.items() if one["state"] == "bad"}
+    assert "broker" in bad
+    assert len(bad) == 2, "the broker, and the server's connection to it"
+    ended = await asyncio.to_thread(captured, "doctor", "--folder", site.path)
+    assert names_all(ended.out, *bad, 2)
 
 
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize(("files", "state"), [(100, "bad"), (140, "advice"), (300, "good")])
-def test_a_broker_that_may_open_fewer_files_than_there_are_boards(tmp_path, monkeypatch, files, state):
+async def test_a_broker_that_may_open_fewer_files_than_there_are_boards(tmp_path, monkeypatch, files, state):
     """A limit of 1,024, as Debian has it, refuses about the thousandth board; here 90 boards and a smaller limit."""
     limited = tmp_path / "limited"
     limited.write_text(f'#!/bin/sh\nulimit -Sn {files}\nexec {broker.find_mosquitto()} "$@"\n')
     limited.chmod(0o755)
     monkeypatch.setattr(broker, "find_mosquitto", lambda: str(limited))
-
-    async def scene():
-        async with broker.run_private_broker(tmp_path) as running:
-            [found] = examine.examine_open_files(running.port, 90)
-            assert found.state == state
-            assert names_all(found.told, files)
-            if state == "bad":
-                assert "LimitNOFILE=65536" in found.mend
-        assert list(examine.examine_open_files(running.port, 90)) == []
-
-    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+    async with broker.run_private_broker(tmp_path) as running:
+        [found] = examine.examine_open_files(running.port, 90)
+        assert found.state == state
+        assert names_all(found.told, files)
+        if state == "bad":
+            assert "LimitNOFILE=65536" in found.mend
+    assert list(examine.examine_open_files(running.port, 90)) == []
 
 
 @pytest.mark.broker
-def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
+async def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
     path, word = tmp_path / "server.toml", tmp_path / "word"
     word.write_text("pass")
     word.chmod(0o644)
-
-    async def scene():
-        async with broker.run_private_broker(tmp_path) as running:
-            path.write_text(
-                f'plan = "plan.toml"\nsite = "lab"\n'
-                f'[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'
-            )
-            code, wrong, found = await asyncio.to_thread(
-                examined, "--config", path, "--folder", tmp_path / "none", "--fix"
-            )
-            assert (code, word.stat().st_mode & 0o777) == (0, 0o600), found
-            assert {"site", "plan"} <= set(wrong)
-            word.chmod(0o644)
-            assert (await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none"))[0] == 1
-
-    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+    async with broker.run_private_broker(tmp_path) as running:
+        path.write_text(
+            f'plan = "plan.toml"\nsite = "lab"\n'
+            f'[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'
+        )
+        code, wrong, found = await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none", "--fix")
+        assert (code, word.stat().st_mode & 0o777) == (0, 0o600), found
+        assert {"site", "plan"} <= set(wrong)
+        word.chmod(0o644)
+        assert (await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none"))[0] == 1
     path.write_text("plan = 7\n")
-    assert examined("--config", path, "--folder", tmp_path / "none")[0] == 2
-    assert captured("doctor", "--folder", tmp_path / "none").code == 2
+    assert (await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none"))[0] == 2
+    assert (await asyncio.to_thread(captured, "doctor", "--folder", tmp_path / "none")).code == 2
 
 
 @pytest.mark.broker
@@ -109,18 +96,14 @@ def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
         ("max_qos 0", "max_qos 2"),
     ],
 )
-def test_what_a_users_broker_lacks_is_found_by_publishing(tmp_path, line, setting):
+async def test_what_a_users_broker_lacks_is_found_by_publishing(tmp_path, line, setting):
     """With the line to add; `max_qos 0` and `retain_available false` were told to be in order."""
     path = tmp_path / "server.toml"
-
-    async def scene():
-        async with configured(tmp_path, "allow_anonymous true", line) as place:
-            path.write_text(f'plan = "plan.toml"\nsite = "lab"\n[broker]\nport = {place.port}\n')
-            code, wrong, found = await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none")
-            assert code == 1, found
-            assert any(names_all(one["mend"], setting) for one in wrong.values())
-
-    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+    async with configured(tmp_path, "allow_anonymous true", line) as place:
+        path.write_text(f'plan = "plan.toml"\nsite = "lab"\n[broker]\nport = {place.port}\n')
+        code, wrong, found = await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none")
+        assert code == 1, found
+        assert any(names_all(one["mend"], setting) for one in wrong.values())
 
 
 def test_what_can_be_mended_without_harm_is(tmp_path):

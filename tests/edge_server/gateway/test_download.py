@@ -210,7 +210,7 @@ def test_a_part_of_a_file_is_always_within_it():
                     assert 0 <= part[0] < part[0] + part[1] <= whole
 
 
-def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_path, site, monkeypatch):
+async def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_path, site, monkeypatch):
     """By the very code of `device-agent setup`, with the site's CA; a half file is completed by its rest alone."""
     body = b"torch" * 1000
     wheel = Wheel(file=TORCH, bytes=len(body), unpacked=1, sha256=hashlib.sha256(body).hexdigest())
@@ -219,14 +219,10 @@ def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_pa
     (into / f"{TORCH}.part").write_bytes(body[:1234])
     (tmp_path / "root.pem").write_bytes(authorities()[1])
     said = []
-
-    async def go():
-        async with running(Gateway(), tmp_path, site) as (service, port):
-            index = f"https://127.0.0.1:{port}/packages/wheels"
-            await asyncio.to_thread(download_wheels, [wheel], into, [index], said.append, str(tmp_path / "root.pem"))
-            return service.downloads.sent
-
-    assert asyncio.run(go()) == len(body) - 1234
+    async with running(Gateway(), tmp_path, site) as (service, port):
+        index = f"https://127.0.0.1:{port}/packages/wheels"
+        await asyncio.to_thread(download_wheels, [wheel], into, [index], said.append, str(tmp_path / "root.pem"))
+        assert service.downloads.sent == len(body) - 1234
     assert (into / TORCH).read_bytes() == body
 
 

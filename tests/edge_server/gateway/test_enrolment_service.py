@@ -81,17 +81,13 @@ def test_a_request_is_answered_with_the_gateways_time(tmp_path):
     assert body.count(b"BEGIN CERTIFICATE") == 2
 
 
-def test_a_board_joins_by_bytes(tmp_path):
+async def test_a_board_joins_by_bytes(tmp_path):
     gateway, context = Gateway(), server_context(tmp_path)
     token = gateway.token()
     body = msgspec.json.encode({"token": token.id, "secret": token.secret, "request": request_of(new_key()).decode()})
     request = b"POST /join HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-
-    async def go():
-        async with running(gateway, context) as (_, port):
-            return await said(port, request)
-
-    assert asyncio.run(go()).startswith(b"HTTP/1.1 200 OK\r\n")
+    async with running(gateway, context) as (_, port):
+        assert (await said(port, request)).startswith(b"HTTP/1.1 200 OK\r\n")
     assert len(gateway.issued) == 1
 
 
@@ -121,41 +117,33 @@ def test_nothing_but_the_paths_of_the_protocol_is_there(tmp_path):
         assert answer.startswith(b"HTTP/1.1 404 ")
 
 
-def test_who_never_ends_is_cut_off(tmp_path):
+async def test_who_never_ends_is_cut_off(tmp_path):
     """A connection that says nothing, one that stops in its head, and one that never sends its body."""
     gateway, context = Gateway(), server_context(tmp_path)
-
-    async def go():
-        async with running(gateway, context, request_s=0.2) as (service, port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            answers = await asyncio.gather(
-                said(port, b""), said(port, b"GET /ca"), said(port, b"POST /join HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
-            )
-            with suppress(OSError):
-                assert await reader.read() == b""
-            await hang_up(writer)
-            await until(lambda: not service.handshake_slots.slots)
-            return answers
-
-    assert asyncio.run(go()) == [b"", b"", b""]
+    async with running(gateway, context, request_s=0.2) as (service, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = await asyncio.gather(
+            said(port, b""), said(port, b"GET /ca"), said(port, b"POST /join HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+        )
+        with suppress(OSError):
+            assert await reader.read() == b""
+        await hang_up(writer)
+        await until(lambda: not service.handshake_slots.slots)
+        assert answers == [b"", b"", b""]
 
 
-def test_too_many_at_once_are_turned_away_and_one_address_cannot_take_all(tmp_path, monkeypatch):
+async def test_too_many_at_once_are_turned_away_and_one_address_cannot_take_all(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "MOST_OPEN_EACH", 3)
     gateway, context = Gateway(), server_context(tmp_path)
-
-    async def go():
-        async with running(gateway, context) as (service, port):
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-            await until(lambda: len(service.handshake_slots.slots) == 3)
-            with pytest.raises((ConnectionError, ssl.SSLError)):  # how it is told, systems differ in
-                await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
-            for _, writer in idle:
-                await hang_up(writer)
-            await until(lambda: not service.handshake_slots.slots)
-            return await said(port, b"GET /ca.pem HTTP/1.1\r\n\r\n")
-
-    assert asyncio.run(go()).startswith(b"HTTP/1.1 200 ")
+    async with running(gateway, context) as (service, port):
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        await until(lambda: len(service.handshake_slots.slots) == 3)
+        with pytest.raises((ConnectionError, ssl.SSLError)):  # how it is told, systems differ in
+            await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+        for _, writer in idle:
+            await hang_up(writer)
+        await until(lambda: not service.handshake_slots.slots)
+        assert (await said(port, b"GET /ca.pem HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 def test_files_that_are_not_in_order_are_the_gateways_fault_and_told_to_its_operator(tmp_path, caplog):
@@ -182,14 +170,10 @@ def test_a_connection_without_a_certificate_renews_nothing(tmp_path):
     assert answers[0].startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_port_that_is_taken_is_said(tmp_path):
+async def test_a_port_that_is_taken_is_said(tmp_path):
     gateway, context = Gateway(), server_context(tmp_path)
-
-    async def go():
-        async with running(gateway, context) as (_, port):
-            other = EnrolmentService(gateway.registrar, lambda: context)
-            with pytest.raises(ConfigError, match=naming("--port", port)):
-                async with other.running("127.0.0.1", port):
-                    pass
-
-    asyncio.run(go())
+    async with running(gateway, context) as (_, port):
+        other = EnrolmentService(gateway.registrar, lambda: context)
+        with pytest.raises(ConfigError, match=naming("--port", port)):
+            async with other.running("127.0.0.1", port):
+                pass

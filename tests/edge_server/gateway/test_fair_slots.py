@@ -172,47 +172,35 @@ async def until(holds):
         await asyncio.sleep(0)
 
 
-def test_who_holds_all_connections_makes_room_for_a_board(tmp_path):
+async def test_who_holds_all_connections_makes_room_for_a_board(tmp_path):
     """As many as there are, open and silent, of one address: a board of another is answered at once."""
-
-    async def go():
-        async with running(tmp_path, FairSlots(4, 4, 3.0, Hand())) as (service, port, stack):
-            silent = [await connected(stack, port, STRANGER, speaks=False) for _ in range(4)]
-            await until(lambda: service.handshake_slots.by_source[STRANGER] == 4)
-            answer = await ask(stack, port, BOARD)
-            with suppress(OSError):
-                assert await silent[0][0].read() == b""  # the oldest was hung up on
-            return answer, service.handshake_slots.by_source[STRANGER]
-
-    assert asyncio.run(go()) == (b"HTTP/1.1 200 OK", 3)
+    async with running(tmp_path, FairSlots(4, 4, 3.0, Hand())) as (service, port, stack):
+        silent = [await connected(stack, port, STRANGER, speaks=False) for _ in range(4)]
+        await until(lambda: service.handshake_slots.by_source[STRANGER] == 4)
+        answer = await ask(stack, port, BOARD)
+        with suppress(OSError):
+            assert await silent[0][0].read() == b""  # the oldest was hung up on
+        assert (answer, service.handshake_slots.by_source[STRANGER]) == (b"HTTP/1.1 200 OK", 3)
 
 
-def test_where_each_has_one_connection_a_board_is_let_in_after_a_turn(tmp_path):
+async def test_where_each_has_one_connection_a_board_is_let_in_after_a_turn(tmp_path):
     clock = Hand()
-
-    async def go():
-        async with running(tmp_path, FairSlots(2, 4, 3.0, clock)) as (service, port, stack):
-            for source in (STRANGER, OTHER):
-                await connected(stack, port, source, speaks=False)
-                await until(lambda source=source: service.handshake_slots.by_source[source] == 1)
-            early = await ask(stack, port, BOARD)
-            clock.now = 3.0
-            return early, await ask(stack, port, BOARD)
-
-    assert asyncio.run(go()) == (b"", b"HTTP/1.1 200 OK")
+    async with running(tmp_path, FairSlots(2, 4, 3.0, clock)) as (service, port, stack):
+        for source in (STRANGER, OTHER):
+            await connected(stack, port, source, speaks=False)
+            await until(lambda source=source: service.handshake_slots.by_source[source] == 1)
+        early = await ask(stack, port, BOARD)
+        clock.now = 3.0
+        assert (early, await ask(stack, port, BOARD)) == (b"", b"HTTP/1.1 200 OK")
 
 
-def test_connections_that_come_all_at_once_are_ended_before_they_have_begun_too(tmp_path):
+async def test_connections_that_come_all_at_once_are_ended_before_they_have_begun_too(tmp_path):
     """Those that are accepted in one go make room for each other before any was served."""
-
-    async def go():
-        async with running(tmp_path, FairSlots(8, 8, 0.0, Hand())) as (service, port, stack):
-            sources = [f"127.0.1.{number}" for number in range(1, 60)]
-            await asyncio.gather(*(connected(stack, port, source, speaks=False) for source in sources))
-            answer = await ask(stack, port, BOARD)
-            return answer, len(service.handshake_slots.slots)
-
-    answer, count = asyncio.run(go())
+    async with running(tmp_path, FairSlots(8, 8, 0.0, Hand())) as (service, port, stack):
+        sources = [f"127.0.1.{number}" for number in range(1, 60)]
+        await asyncio.gather(*(connected(stack, port, source, speaks=False) for source in sources))
+        answer = await ask(stack, port, BOARD)
+        count = len(service.handshake_slots.slots)
     assert answer == b"HTTP/1.1 200 OK"
     assert count <= 8
 
@@ -246,22 +234,17 @@ async def patient(stack, port, source):
     return asyncio.get_running_loop().time() - begun
 
 
-def test_handshakes_that_never_end_from_hundreds_of_addresses_keep_no_board_out(tmp_path):
+async def test_handshakes_that_never_end_from_hundreds_of_addresses_keep_no_board_out(tmp_path):
     """420 addresses connect again and again and say nothing: every board was locked out of the service."""
-
-    async def go():
-        context = server_context(tmp_path / "tls")
-        service = EnrolmentService(Gateway().registrar, lambda: context)
-        async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
-            stop = asyncio.Event()
-            flooding = asyncio.create_task(flood(port, stop))
-            await asyncio.sleep(5)  # by then each has held a place in vain
-            took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 21)]
-            stop.set()
-            await flooding
-        return took
-
-    took = asyncio.run(go())
+    context = server_context(tmp_path / "tls")
+    service = EnrolmentService(Gateway().registrar, lambda: context)
+    async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
+        stop = asyncio.Event()
+        flooding = asyncio.create_task(flood(port, stop))
+        await asyncio.sleep(5)  # by then each has held a place in vain
+        took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 21)]
+        stop.set()
+        await flooding
     assert statistics.median(took) < 1
     assert max(took) < 5
 
@@ -282,23 +265,18 @@ async def dawdle(port, source, stop):
 
 
 @pytest.mark.parametrize("addresses", [200, 1])
-def test_two_hundred_slow_requests_keep_no_board_out(tmp_path, addresses):
+async def test_two_hundred_slow_requests_keep_no_board_out(tmp_path, addresses):
     """Of as many addresses, or all of one."""
-
-    async def go():
-        context = server_context(tmp_path / "tls")
-        service = EnrolmentService(Gateway().registrar, lambda: context)
-        async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
-            stop = asyncio.Event()
-            async with asyncio.TaskGroup() as group:
-                for number in range(200):
-                    group.create_task(dawdle(port, ADDRESSES[number % addresses], stop))
-                await asyncio.sleep(2)
-                took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 11)]
-                stop.set()
-        return took
-
-    took = asyncio.run(go())
+    context = server_context(tmp_path / "tls")
+    service = EnrolmentService(Gateway().registrar, lambda: context)
+    async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number in range(200):
+                group.create_task(dawdle(port, ADDRESSES[number % addresses], stop))
+            await asyncio.sleep(2)
+            took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 11)]
+            stop.set()
     assert statistics.median(took) < 1
     assert max(took) < 5
 
@@ -327,7 +305,7 @@ def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_onc
     assert take("10.0.0.2") is not None
 
 
-def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
+async def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
     """Readers that read nothing, of one address; a board of another gets its package whole."""
     folder = SiteFolder(tmp_path / "site")
     initialise(folder, SiteSettings("roof", ("gateway.local",)), datetime(2026, 11, 23, tzinfo=UTC))
@@ -335,24 +313,19 @@ def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
     name = manifest.builds[0].file
     os.truncate(folder.path / PACKAGES / name, BIG)  # its size counts here alone
     streams = DownloadSlots(most=2, most_each=2, clock=Hand())
-
-    async def go():
-        shelf = PackageCatalogue(folder.path)
-        places = FairSlots(99, 99, 3.0, Hand())
-        async with running(tmp_path, places, packages=shelf, downloads=streams) as (service, port, stack):
-            stuck = []
-            for _ in range(2):
-                reader, writer = await connected(stack, port, STRANGER, buffer=8 << 10)
-                writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-                stuck.append((await reader.readuntil(b"\r\n\r\n"), reader))
-            refused = await ask(stack, port, STRANGER, f"/packages/{name}")
-            reader, writer = await connected(stack, port, BOARD)
-            writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\nRange: bytes=-9\r\n\r\n".encode())
-            came = await reader.read()
-            await until(lambda: len(service.downloads.slots.slots) == 1)
-            return refused, came
-
-    refused, came = asyncio.run(go())
+    shelf = PackageCatalogue(folder.path)
+    places = FairSlots(99, 99, 3.0, Hand())
+    async with running(tmp_path, places, packages=shelf, downloads=streams) as (service, port, stack):
+        stuck = []
+        for _ in range(2):
+            reader, writer = await connected(stack, port, STRANGER, buffer=8 << 10)
+            writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            stuck.append((await reader.readuntil(b"\r\n\r\n"), reader))
+        refused = await ask(stack, port, STRANGER, f"/packages/{name}")
+        reader, writer = await connected(stack, port, BOARD)
+        writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\nRange: bytes=-9\r\n\r\n".encode())
+        came = await reader.read()
+        await until(lambda: len(service.downloads.slots.slots) == 1)
     assert refused == b"HTTP/1.1 503 Service Unavailable"
     assert came.startswith(b"HTTP/1.1 206 ")
     assert came.endswith(bytes(9))

@@ -29,33 +29,27 @@ def run(routine):
     return asyncio.run(asyncio.wait_for(routine, GUARD_S))
 
 
-def test_a_site_lets_in_its_own_and_each_to_its_topics(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            board = site.enrol("pi-03")
-            assert not await site.lets_in(None)
-            async with open_probe(site.door, board) as caller:
+async def test_a_site_lets_in_its_own_and_each_to_its_topics(tmp_path):
+    async with live_site(tmp_path) as site:
+        board = site.enrol("pi-03")
+        assert not await site.lets_in(None)
+        async with open_probe(site.door, board) as caller:
+            assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
+            assert not await speaks(caller, "fieldfleet/v1/roof/pi-04/status")
+            assert not await speaks(caller, "fieldfleet/v1/roof/_all/model")
+        async with open_probe(site.door, site.folder.gateway("edge-server")) as server:
+            assert await speaks(server, "fieldfleet/v1/roof/pi-03/task")
+
+
+async def test_a_reload_is_heeded_and_nobody_notices(tmp_path):
+    async with live_site(tmp_path) as site:
+        board = site.enrol("pi-03")
+        async with open_probe(site.door, board) as caller:
+            for _ in range(3):
+                assert (await reload_broker(site.folder)).faults == ()
                 assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
-                assert not await speaks(caller, "fieldfleet/v1/roof/pi-04/status")
-                assert not await speaks(caller, "fieldfleet/v1/roof/_all/model")
-            async with open_probe(site.door, site.folder.gateway("edge-server")) as server:
-                assert await speaks(server, "fieldfleet/v1/roof/pi-03/task")
-
-    run(scene())
-
-
-def test_a_reload_is_heeded_and_nobody_notices(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            board = site.enrol("pi-03")
-            async with open_probe(site.door, board) as caller:
-                for _ in range(3):
-                    assert (await reload_broker(site.folder)).faults == ()
-                    assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
-            assert read_state(site.path).generation == 3
-            assert await site.lets_in(board)
-
-    run(scene())
+        assert read_state(site.path).generation == 3
+        assert await site.lets_in(board)
 
 
 def crl_of(site, begin, end):
@@ -89,7 +83,7 @@ def spoil(path, data):
 
 
 @pytest.mark.parametrize("name", SPOILERS)
-def test_a_reload_that_fails_closes_the_listener(tmp_path, monkeypatch, caplog, name):
+async def test_a_reload_that_fails_closes_the_listener(tmp_path, monkeypatch, caplog, name):
     """The file is spoiled between being written and being read."""
     how, opens = SPOILERS[name]
 
@@ -97,116 +91,93 @@ def test_a_reload_that_fails_closes_the_listener(tmp_path, monkeypatch, caplog, 
         make_broker_files(site, state)
         how(site)
 
-    async def scene():
-        async with live_site(tmp_path) as site:
-            board = site.enrol("pi-03")
-            with monkeypatch.context() as patch:
-                patch.setattr(reload, "make_broker_files", written)
-                found = await reload_broker(site.folder)
-            assert found.running
-            assert any(isinstance(fault, OpenFault) for fault in found.faults) == opens, found.faults
-            assert not await site.listens()
-            [record] = [record for record in caplog.records if record.name == reload.__name__]
-            assert record.levelname == "ERROR"
-            assert all(fault in record.getMessage() for fault in found.faults)
-            assert await site.process.wait() == 0
-            assert not (await reload_broker(site.folder)).running  # which makes the files anew
-            await site.start()
-            assert await site.lets_in(board)
-
-    run(scene())
-
-
-def test_a_broker_that_was_shut_to_everybody_is_mended_by_a_reload(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            (site.path / "crl.pem").write_bytes(crl_of(site.folder, now() - 2 * DAY, now() - DAY))
-            site.process.send_signal(1)
-            board = site.enrol("pi-03")
-            await site.shuts_out(board)
+    async with live_site(tmp_path) as site:
+        board = site.enrol("pi-03")
+        with monkeypatch.context() as patch:
+            patch.setattr(reload, "make_broker_files", written)
             found = await reload_broker(site.folder)
-            assert found == ReloadResult(running=True), (site.process.returncode, site.log())
-            assert await site.lets_in(board), (site.process.returncode, site.log())
-
-    run(scene())
-
-
-def test_another_program_at_the_port_is_left_alone(tmp_path):
-    async def scene():
-        site = make_site(tmp_path)
-        assert find_broker(site.door.port) is None
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", site.door.port)
-        async with server:
-            with pytest.raises(ConfigError, match=naming(site.door.port, reload.PROGRAM)):
-                await reload_broker(site.folder)
-
-    run(scene())
-
-
-def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
-    """A broker that lets in boards there is stopped at the next reload, and `site check` says where."""
-
-    async def scene():
-        site = make_site(tmp_path)
-        conf, own = site.path / "mosquitto.conf", read_state(site.path).servers_port
-        trusted, both = site.folder.gateway("own.pem"), site.path / "both.pem"
-        both.write_bytes(trusted.read_bytes() + site.folder.ca("chain.pem").read_bytes())
-        conf.write_text(conf.read_text().replace(str(trusted), str(both)))
+        assert found.running
+        assert any(isinstance(fault, OpenFault) for fault in found.faults) == opens, found.faults
+        assert not await site.listens()
+        [record] = [record for record in caplog.records if record.name == reload.__name__]
+        assert record.levelname == "ERROR"
+        assert all(fault in record.getMessage() for fault in found.faults)
+        assert await site.process.wait() == 0
+        assert not (await reload_broker(site.folder)).running  # which makes the files anew
         await site.start()
-        try:
-            told = [one.told for one in await check_site(site.folder, now()) if one.about == "broker"]
-            assert [names_all(one, own) for one in told] == [True, True]
-            found = await reload_broker(site.folder)
-            assert found.faults == tuple(told)
-            assert all(isinstance(fault, OpenFault) for fault in found.faults)
-            assert not await site.listens()
-        finally:
-            await site.stop()
+        assert await site.lets_in(board)
 
-    run(scene())
+
+async def test_a_broker_that_was_shut_to_everybody_is_mended_by_a_reload(tmp_path):
+    async with live_site(tmp_path) as site:
+        (site.path / "crl.pem").write_bytes(crl_of(site.folder, now() - 2 * DAY, now() - DAY))
+        site.process.send_signal(1)
+        board = site.enrol("pi-03")
+        await site.shuts_out(board)
+        found = await reload_broker(site.folder)
+        assert found == ReloadResult(running=True), (site.process.returncode, site.log())
+        assert await site.lets_in(board), (site.process.returncode, site.log())
+
+
+async def test_another_program_at_the_port_is_left_alone(tmp_path):
+    site = make_site(tmp_path)
+    assert find_broker(site.door.port) is None
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", site.door.port)
+    async with server:
+        with pytest.raises(ConfigError, match=naming(site.door.port, reload.PROGRAM)):
+            await reload_broker(site.folder)
+
+
+async def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
+    """A broker that lets in boards there is stopped at the next reload, and `site check` says where."""
+    site = make_site(tmp_path)
+    conf, own = site.path / "mosquitto.conf", read_state(site.path).servers_port
+    trusted, both = site.folder.gateway("own.pem"), site.path / "both.pem"
+    both.write_bytes(trusted.read_bytes() + site.folder.ca("chain.pem").read_bytes())
+    conf.write_text(conf.read_text().replace(str(trusted), str(both)))
+    await site.start()
+    try:
+        told = [one.told for one in await check_site(site.folder, now()) if one.about == "broker"]
+        assert [names_all(one, own) for one in told] == [True, True]
+        found = await reload_broker(site.folder)
+        assert found.faults == tuple(told)
+        assert all(isinstance(fault, OpenFault) for fault in found.faults)
+        assert not await site.listens()
+    finally:
+        await site.stop()
 
 
 @pytest.mark.parametrize("name", SPOILERS)
-def test_a_broker_that_a_plain_sighup_has_opened_is_stopped_by_the_check(tmp_path, name):
+async def test_a_broker_that_a_plain_sighup_has_opened_is_stopped_by_the_check(tmp_path, name):
     """Debian's unit and its logrotate send one; one that is shut to everybody is left as it is."""
     how, opens = SPOILERS[name]
-
-    async def scene():
-        async with live_site(tmp_path) as site:
-            site.enrol("pi-03")
-            how(site.folder)
-            site.process.send_signal(signal.SIGHUP)
-            await asyncio.sleep(1.0)  # mosquitto tells nobody that it has read its files
-            ended = await asyncio.to_thread(captured, "site", "check", "--folder", site.path, "--format", "json")
-            told = [one for one in json.loads(ended.out) if one["about"] == "broker"]
-            assert ended.code == 1
-            assert await site.listens() != opens
-            assert told
-            assert all(names_all(one["mend"], "edge-server site init" if opens else "site reload") for one in told), (
-                told
-            )
-
-    run(scene())
+    async with live_site(tmp_path) as site:
+        site.enrol("pi-03")
+        how(site.folder)
+        site.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(1.0)  # mosquitto tells nobody that it has read its files
+        ended = await asyncio.to_thread(captured, "site", "check", "--folder", site.path, "--format", "json")
+        told = [one for one in json.loads(ended.out) if one["about"] == "broker"]
+        assert ended.code == 1
+        assert await site.listens() != opens
+        assert told
+        assert all(names_all(one["mend"], "edge-server site init" if opens else "site reload") for one in told), told
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_damage_to_the_sites_state_keeps_no_open_broker_running(tmp_path, opened):
+async def test_damage_to_the_sites_state_keeps_no_open_broker_running(tmp_path, opened):
     """What the state would say is not known, but a stranger is; a broker that lets none in goes on."""
-
-    async def scene():
-        async with live_site(tmp_path) as site:
-            if opened:
-                (site.path / "crl.pem").unlink()
-                site.process.send_signal(signal.SIGHUP)
-                await asyncio.sleep(1.0)
-            kept = (site.path / "state.json").read_text()
-            (site.path / "state.json").write_text("{")
-            ended = await asyncio.to_thread(captured, "site", "check", "--folder", site.path, "--format", "json")
-            found = json.loads(ended.out)
-            assert ended.code == 1
-            assert found[0]["about"] == "state"
-            assert [one["state"] for one in found if one["about"] == "broker"] == ["bad"] * opened, found
-            (site.path / "state.json").write_text(kept)
-            assert await site.listens() != opened
-
-    run(scene())
+    async with live_site(tmp_path) as site:
+        if opened:
+            (site.path / "crl.pem").unlink()
+            site.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(1.0)
+        kept = (site.path / "state.json").read_text()
+        (site.path / "state.json").write_text("{")
+        ended = await asyncio.to_thread(captured, "site", "check", "--folder", site.path, "--format", "json")
+        found = json.loads(ended.out)
+        assert ended.code == 1
+        assert found[0]["about"] == "state"
+        assert [one["state"] for one in found if one["about"] == "broker"] == ["bad"] * opened, found
+        (site.path / "state.json").write_text(kept)
+        assert await site.listens() != opened

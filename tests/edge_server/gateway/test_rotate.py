@@ -60,64 +60,55 @@ def serial(pem):
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
-def test_the_gateway_gets_new_keys_while_boards_talk(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            board, files = site.enrol("pi-03"), [site.folder.gateway("server.key"), site.folder.gateway("server.crt")]
-            before = [one.read_bytes() for one in files]
-            async with talking(site, "pi-03", board):
-                assert await rotate_server(site.folder, now()) == CaRotation(WELL)
-            assert all(one.read_bytes() != was for one, was in zip(files, before, strict=True))
-            shown = x509.load_der_x509_certificate(await fetch_certificate(site.door))
-            assert shown.serial_number == serial(files[1].read_bytes()) != serial(before[1])
-            assert await site.lets_in(board)
-
-    run(scene())
+async def test_the_gateway_gets_new_keys_while_boards_talk(tmp_path):
+    async with live_site(tmp_path) as site:
+        board, files = site.enrol("pi-03"), [site.folder.gateway("server.key"), site.folder.gateway("server.crt")]
+        before = [one.read_bytes() for one in files]
+        async with talking(site, "pi-03", board):
+            assert await rotate_server(site.folder, now()) == CaRotation(WELL)
+        assert all(one.read_bytes() != was for one, was in zip(files, before, strict=True))
+        shown = x509.load_der_x509_certificate(await fetch_certificate(site.door))
+        assert shown.serial_number == serial(files[1].read_bytes()) != serial(before[1])
+        assert await site.lets_in(board)
 
 
-def test_the_ca_is_replaced_while_boards_talk(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
-            old, bad, other = (site.enrol(name) for name in ("pi-03", "pi-04", "pi-06"))
-            await stack.enter_async_context(talking(site, "pi-03", old))
-            assert await rotate_ca(site.folder, now()) == CaRotation(WELL, ("pi-03", "pi-04", "pi-06"))
-            assert await site.lets_in(bad)
-            new = site.enrol("pi-05")
-            assert await site.lets_in(new)
-            with pytest.raises(ConfigError, match=naming("edge-server site rotate-ca --finish")):
-                await rotate_ca(site.folder, now())
-            assert await revoke(site.folder, "pi-04", now()) == WELL  # whom the CA before signed
-            assert not await site.lets_in(bad)
-            with pytest.raises(ConfigError, match=naming("pi-03", "pi-06", "--force")):
-                await finish_ca(site.folder)
-            site.enrol("pi-03")  # its connection stays, as a board's does that renews its certificate
-            renewed = site.enrol("pi-06")
-            assert await site.lets_in(other)
-            assert await finish_ca(site.folder) == CaRotation(WELL)
-            assert not await site.lets_in(old)
-            assert not await site.lets_in(other)
-            assert await site.lets_in(renewed)
-            assert await site.lets_in(new)
-            assert not await site.lets_in(bad)
-            with pytest.raises(ConfigError, match=naming(site.path, "edge-server site rotate-ca")):
-                await finish_ca(site.folder)
-            assert await revoke(site.folder, "pi-05", now()) == WELL
-            assert not await site.lets_in(new)
-
-    run(scene())
+async def test_the_ca_is_replaced_while_boards_talk(tmp_path):
+    async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+        old, bad, other = (site.enrol(name) for name in ("pi-03", "pi-04", "pi-06"))
+        await stack.enter_async_context(talking(site, "pi-03", old))
+        assert await rotate_ca(site.folder, now()) == CaRotation(WELL, ("pi-03", "pi-04", "pi-06"))
+        assert await site.lets_in(bad)
+        new = site.enrol("pi-05")
+        assert await site.lets_in(new)
+        with pytest.raises(ConfigError, match=naming("edge-server site rotate-ca --finish")):
+            await rotate_ca(site.folder, now())
+        assert await revoke(site.folder, "pi-04", now()) == WELL  # whom the CA before signed
+        assert not await site.lets_in(bad)
+        with pytest.raises(ConfigError, match=naming("pi-03", "pi-06", "--force")):
+            await finish_ca(site.folder)
+        site.enrol("pi-03")  # its connection stays, as a board's does that renews its certificate
+        renewed = site.enrol("pi-06")
+        assert await site.lets_in(other)
+        assert await finish_ca(site.folder) == CaRotation(WELL)
+        assert not await site.lets_in(old)
+        assert not await site.lets_in(other)
+        assert await site.lets_in(renewed)
+        assert await site.lets_in(new)
+        assert not await site.lets_in(bad)
+        with pytest.raises(ConfigError, match=naming(site.path, "edge-server site rotate-ca")):
+            await finish_ca(site.folder)
+        assert await revoke(site.folder, "pi-05", now()) == WELL
+        assert not await site.lets_in(new)
 
 
-def test_an_overlap_may_be_cut_short(tmp_path):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            old = site.enrol("pi-03")
-            assert (await rotate_ca(site.folder, now())).pending == ("pi-03",)
-            assert (await finish_ca(site.folder, force=True)).reloaded == WELL
-            assert not await site.lets_in(old)
-            assert (await reload_broker(site.folder)) == WELL
-            assert not await site.lets_in(old)
-
-    run(scene())
+async def test_an_overlap_may_be_cut_short(tmp_path):
+    async with live_site(tmp_path) as site:
+        old = site.enrol("pi-03")
+        assert (await rotate_ca(site.folder, now())).pending == ("pi-03",)
+        assert (await finish_ca(site.folder, force=True)).reloaded == WELL
+        assert not await site.lets_in(old)
+        assert (await reload_broker(site.folder)) == WELL
+        assert not await site.lets_in(old)
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
@@ -164,18 +155,15 @@ def test_without_the_roots_key_no_ca_is_made(tmp_path):
     assert not site.folder.ca("site-before.crt").exists()
 
 
-def test_a_broker_that_keeps_its_certificate_is_named(tmp_path, monkeypatch):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            shown = await fetch_certificate(site.door)
+async def test_a_broker_that_keeps_its_certificate_is_named(tmp_path, monkeypatch):
+    async with live_site(tmp_path) as site:
+        shown = await fetch_certificate(site.door)
 
-            async def same(_door):
-                return shown
+        async def same(_door):
+            return shown
 
-            monkeypatch.setattr(rotate, "fetch_certificate", same)
-            assert len((await rotate_server(site.folder, now())).reloaded.faults) == 1
-
-    run(scene())
+        monkeypatch.setattr(rotate, "fetch_certificate", same)
+        assert len((await rotate_server(site.folder, now())).reloaded.faults) == 1
 
 
 def test_the_commands(tmp_path, capsys):

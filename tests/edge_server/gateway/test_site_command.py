@@ -63,25 +63,22 @@ def test_init_takes_in_what_a_folder_has_for_boards(tmp_path, capsys):
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_site_that_is_in_order_is_found_so(tmp_path, capsys):
-    async def scene():
-        async with live_site(tmp_path) as site:
-            board = site.enrol("pi-03")
-            code, found = await asyncio.to_thread(check, site.path, capsys)
-            assert (code, list(found)) == (0, ["ca/root.key"])  # advice: it belongs elsewhere
-            (site.path / "ca/root.key").unlink()
-            assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
-            assert await asyncio.to_thread(called, "revoke", "pi-03", "--folder", site.path) == 0
-            assert "pi-03" in capsys.readouterr().out
-            assert not await site.lets_in(board)
-            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
-            assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
-            await terminate(site.process)
-            code, found = await asyncio.to_thread(check, site.path, capsys)
-            assert (code, list(found)) == (1, ["broker"])
-            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
-
-    run(scene())
+async def test_a_site_that_is_in_order_is_found_so(tmp_path, capsys):
+    async with live_site(tmp_path) as site:
+        board = site.enrol("pi-03")
+        code, found = await asyncio.to_thread(check, site.path, capsys)
+        assert (code, list(found)) == (0, ["ca/root.key"])  # advice: it belongs elsewhere
+        (site.path / "ca/root.key").unlink()
+        assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
+        assert await asyncio.to_thread(called, "revoke", "pi-03", "--folder", site.path) == 0
+        assert "pi-03" in capsys.readouterr().out
+        assert not await site.lets_in(board)
+        assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+        assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
+        await terminate(site.process)
+        code, found = await asyncio.to_thread(check, site.path, capsys)
+        assert (code, list(found)) == (1, ["broker"])
+        assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
 
 
 def another(path):
@@ -129,25 +126,21 @@ def test_a_certificate_that_the_loopback_listener_refuses_is_found(tmp_path, cap
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_broker_that_is_open_is_found_and_stopped(tmp_path, capsys):
+async def test_a_broker_that_is_open_is_found_and_stopped(tmp_path, capsys):
     """One that was told to take an access list that it cannot read, by somebody who did not look."""
-
-    async def scene():
-        async with live_site(tmp_path) as site:
-            before = (site.path / "acl").read_bytes()
-            (site.path / "acl").write_bytes(before + b"what is this\n")
-            site.process.send_signal(1)
-            while not await site.is_open():  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.02)
-            (site.path / "acl").write_bytes(before)
-            code, found = await asyncio.to_thread(check, site.path, capsys)
-            assert code == 1
-            assert found["broker"]["state"] == "bad"
-            assert names_all(found["broker"]["mend"], "edge-server site init")
-            assert not await site.listens()
-            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
-            await site.start()
-            assert (await asyncio.to_thread(check, site.path, capsys))[0] == 0
-            assert read_state(site.path).generation == 1
-
-    run(scene())
+    async with live_site(tmp_path) as site:
+        before = (site.path / "acl").read_bytes()
+        (site.path / "acl").write_bytes(before + b"what is this\n")
+        site.process.send_signal(1)
+        while not await site.is_open():  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+        (site.path / "acl").write_bytes(before)
+        code, found = await asyncio.to_thread(check, site.path, capsys)
+        assert code == 1
+        assert found["broker"]["state"] == "bad"
+        assert names_all(found["broker"]["mend"], "edge-server site init")
+        assert not await site.listens()
+        assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+        await site.start()
+        assert (await asyncio.to_thread(check, site.path, capsys))[0] == 0
+        assert read_state(site.path).generation == 1

@@ -42,7 +42,8 @@ def settled(here) -> list[tuple[int, str]]:
     return [(one.round, one.device) for one in here.store.records() if isinstance(one, CostSettled)]
 
 
-def test_a_settled_cost_is_recorded_once_also_when_the_server_is_another(tmp_path):
+@pytest.mark.virtual_time
+async def test_a_settled_cost_is_recorded_once_also_when_the_server_is_another(tmp_path):
     """The broker has retained the report, and gives it to every server that comes."""
 
     async def first(broker=None):
@@ -68,10 +69,7 @@ def test_a_settled_cost_is_recorded_once_also_when_the_server_is_another(tmp_pat
             assert settled(here) == [(1, "one"), (2, "one")]
             assert costs_by_round(here.store.records())[2] == {"one": COST, "two": Cost()}
 
-    async def story():
-        await second(await first())
-
-    virtual(story())
+    await second(await first())
 
 
 def test_a_run_waits_a_moment_for_what_its_last_uploads_cost(tmp_path):
@@ -97,48 +95,42 @@ def test_a_run_waits_a_moment_for_what_its_last_uploads_cost(tmp_path):
     assert virtual(play(answers=False)) == (pytest.approx(2.0), [])
 
 
-def test_what_was_heard_before_the_run_went_on_counts(tmp_path):
+@pytest.mark.virtual_time
+async def test_what_was_heard_before_the_run_went_on_counts(tmp_path):
     """A server listens before it has read its journal."""
-
-    async def play() -> list[tuple[int, str]]:
-        plan = load(write_plan(tmp_path, rounds=1, cohort="min_devices = 1\nwait_s = 1.0"), tmp_path)
-        store, fleet = SqliteStore(tmp_path / RUN, durable=False), Fleet(reports={"one": report("one", 1)})
-        clock = asyncio.get_running_loop().time
-        server = Server(SITE, MemoryTransport(), clock, inline, fleet=fleet)
-        await run_plan(plan, RUN, server, store, LinkConfig(), started="")
-        found = [(one.round, one.device) for one in store.records() if isinstance(one, CostSettled)]
-        store.close()
-        assert server.presence.report_listeners == []
-        return found
-
-    assert virtual(play()) == [(1, "one")]
+    plan = load(write_plan(tmp_path, rounds=1, cohort="min_devices = 1\nwait_s = 1.0"), tmp_path)
+    store, fleet = SqliteStore(tmp_path / RUN, durable=False), Fleet(reports={"one": report("one", 1)})
+    clock = asyncio.get_running_loop().time
+    server = Server(SITE, MemoryTransport(), clock, inline, fleet=fleet)
+    await run_plan(plan, RUN, server, store, LinkConfig(), started="")
+    found = [(one.round, one.device) for one in store.records() if isinstance(one, CostSettled)]
+    store.close()
+    assert server.presence.report_listeners == []
+    assert found == [(1, "one")]
 
 
-def test_what_is_not_of_this_run_is_not_taken():
+@pytest.mark.virtual_time
+async def test_what_is_not_of_this_run_is_not_taken():
     """Another run's, what is neither round nor evaluation, one earlier than what is recorded, a second word on one.
 
     Of three rounds: evaluations have numbers from 4 to 7, and their order says nothing of the rounds'.
     """
+    kept: list[CostSettled] = []
 
-    async def play() -> list[tuple[str, int]]:
-        kept: list[CostSettled] = []
+    async def extend(batch: Sequence[CostSettled]) -> None:
+        kept.extend(batch)
 
-        async def extend(batch: Sequence[CostSettled]) -> None:
-            kept.extend(batch)
-
-        costs = Costs("run", 3, extend)
-        costs.recall([CostSettled(round=2, device="a", cost=COST)])
-        for device, number, run in (
-            *(("a", 1, "run"), ("a", 2, "run"), ("a", 3, "other"), ("a", 8, "run"), ("a", -5, "run")),
-            *(("b", 1, "run"), ("b", 1, "run"), ("a", 6, "run"), ("a", 5, "run"), ("a", 3, "run")),
-        ):
-            costs.hear(report(device, number, run=run))
-        task = asyncio.create_task(costs.keep())
-        await costs.wait_recorded(1, ["a", "b"])
-        task.cancel()
-        return [(one.device, one.round) for one in kept]
-
-    assert virtual(play()) == [("b", 1), ("a", 6), ("a", 3)]
+    costs = Costs("run", 3, extend)
+    costs.recall([CostSettled(round=2, device="a", cost=COST)])
+    for device, number, run in (
+        *(("a", 1, "run"), ("a", 2, "run"), ("a", 3, "other"), ("a", 8, "run"), ("a", -5, "run")),
+        *(("b", 1, "run"), ("b", 1, "run"), ("a", 6, "run"), ("a", 5, "run"), ("a", 3, "run")),
+    ):
+        costs.hear(report(device, number, run=run))
+    task = asyncio.create_task(costs.keep())
+    await costs.wait_recorded(1, ["a", "b"])
+    task.cancel()
+    assert [(one.device, one.round) for one in kept] == [("b", 1), ("a", 6), ("a", 3)]
 
 
 def test_a_repeated_round_costs_anew():
@@ -201,7 +193,7 @@ def test_a_rounds_cost_in_a_table():
     assert total_joules({"a": Cost()}) == "-"
 
 
-def test_a_round_made_void_has_not_its_first_costs():
+async def test_a_round_made_void_has_not_its_first_costs():
     """A lost checkpoint sends the run back to round 1; the broker still holds what the first try of round 2 cost."""
     noted: list[CostSettled] = []
     first = [CostSettled(round=number, device="one", cost=COST) for number in (1, 2)]
@@ -210,33 +202,27 @@ def test_a_round_made_void_has_not_its_first_costs():
     async def extend(batch: Sequence[CostSettled]) -> None:
         noted.extend(batch)
 
-    async def story() -> None:
-        costs = Costs(RUN, 3, extend)
-        costs.recall([*first, Rewound(round=1, cause="lost")])
-        for number, cost in ((2, COST), (1, again), (2, again)):
-            costs.hear(report("one", number, cost=cost))
-        async with asyncio.timeout(1), background(costs.keep()):
-            await costs.wait_recorded(2, ["one"])
-
-    asyncio.run(story())
+    costs = Costs(RUN, 3, extend)
+    costs.recall([*first, Rewound(round=1, cause="lost")])
+    for number, cost in ((2, COST), (1, again), (2, again)):
+        costs.hear(report("one", number, cost=cost))
+    async with asyncio.timeout(1), background(costs.keep()):
+        await costs.wait_recorded(2, ["one"])
     assert noted == [CostSettled(round=number, device="one", cost=again) for number in (1, 2)]
 
 
-def test_a_report_tells_of_several_tasks(tmp_path):
+@pytest.mark.virtual_time
+async def test_a_report_tells_of_several_tasks(tmp_path):
     """Two rounds were settled between two reports: both are recorded, and what was told before is not again."""
-
-    async def play() -> None:
-        async with site(tmp_path, rounds=3) as here:
-            one, two = await here.device("one"), await here.device("two")
-            for _ in range(2):
-                for puppet in (one, two):
-                    await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
-            await tell(here, report("one", 1))
-            both = msgspec.structs.replace(report("one", 2, at=2.0), earlier=[TaskCost(run=RUN, round=1, cost=Cost())])
-            await tell(here, both)
-            other = [TaskCost(run="other", round=9, cost=COST), TaskCost(run=RUN, round=1, cost=COST)]
-            await tell(here, msgspec.structs.replace(report("two", 2, at=2.0), earlier=other))
-            await asyncio.sleep(1)
-            assert settled(here) == [(1, "one"), (2, "one"), (1, "two"), (2, "two")]
-
-    virtual(play())
+    async with site(tmp_path, rounds=3) as here:
+        one, two = await here.device("one"), await here.device("two")
+        for _ in range(2):
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+        await tell(here, report("one", 1))
+        both = msgspec.structs.replace(report("one", 2, at=2.0), earlier=[TaskCost(run=RUN, round=1, cost=Cost())])
+        await tell(here, both)
+        other = [TaskCost(run="other", round=9, cost=COST), TaskCost(run=RUN, round=1, cost=COST)]
+        await tell(here, msgspec.structs.replace(report("two", 2, at=2.0), earlier=other))
+        await asyncio.sleep(1)
+        assert settled(here) == [(1, "one"), (2, "one"), (1, "two"), (2, "two")]

@@ -12,136 +12,121 @@ import pytest
 import torch
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import RoundClosed, UpdateAccepted
+from edge_server.journal.records import UpdateAccepted
 from edge_server.rounds import quorum
 from shared.protocol import wire
 from shared.protocol.messages import Want
-from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual, write_plan
+from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, forked, until
 from tests.naming import log_messages, names_all
+
+pytestmark = pytest.mark.virtual_time
 
 LARGE = 'name = "mlp"\noptions = { hidden = 2000 }'
 
 
-def test_an_update_that_does_not_fit_waits_on_its_device(tmp_path, disk, caplog):
+async def test_an_update_that_does_not_fit_waits_on_its_device(tmp_path, disk, caplog):
     """No word to it but to offer again later; the round goes on for the others, and counts what it did without."""
-
-    async def play() -> list[RoundClosed]:
-        async with site(disk.path, rounds=1, model=LARGE, round="deadline_s = 100.0") as here:
-            one, two = await here.device("one"), await here.device("two")
-            data = packed(moved(here.plan, 0.5))
-            update = update_for(await one.task(), data)
-            disk.fill(leave_bytes=100_000)
-            room = disk.free_bytes
-            for _ in range(2):
-                await one.say(update)
-                await asyncio.sleep(1)
-                for index in range(update.params.blocks):
-                    await one.say(frame(update.params, index, data))
-                await asyncio.sleep(19)
-                assert disk.free_bytes == room, "half of it takes room"
-                assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
-            assert not here.run.done()
-            disk.make_room()
-            assert (await one.offer(update, data)).verdict == "accepted"
-            assert (await two.answer(await two.task(), moved(here.plan, 0.5))).verdict == "accepted"
-            state, rounds = await here.ended()
-            for key, first in beginning(here.plan).items():
-                torch.testing.assert_close(state.tree[key], first + 0.5, rtol=0, atol=1e-6)
-            return rounds
-
-    [closed] = virtual(play())
+    async with site(disk.path, rounds=1, model=LARGE, round="deadline_s = 100.0") as here:
+        one, two = await here.device("one"), await here.device("two")
+        data = packed(moved(here.plan, 0.5))
+        update = update_for(await one.task(), data)
+        disk.fill(leave_bytes=100_000)
+        room = disk.free_bytes
+        for _ in range(2):
+            await one.say(update)
+            await asyncio.sleep(1)
+            for index in range(update.params.blocks):
+                await one.say(frame(update.params, index, data))
+            await asyncio.sleep(19)
+            assert disk.free_bytes == room, "half of it takes room"
+            assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
+        assert not here.run.done()
+        disk.make_room()
+        assert (await one.offer(update, data)).verdict == "accepted"
+        assert (await two.answer(await two.task(), moved(here.plan, 0.5))).verdict == "accepted"
+        state, rounds = await here.ended()
+        for key, first in beginning(here.plan).items():
+            torch.testing.assert_close(state.tree[key], first + 0.5, rtol=0, atol=1e-6)
+        [closed] = rounds
     assert closed.arrived == ("one", "two")
     assert closed.refused == {"disk": 2}
     [message] = log_messages(caplog, "one", os.strerror(errno.ENOSPC))
     assert re.search(r"\b0\.\d MiB", message)
 
 
-def test_no_deadline_runs_while_the_disk_takes_no_update(disk, caplog):
+async def test_no_deadline_runs_while_the_disk_takes_no_update(disk, caplog):
     """The devices cannot help it: when there is room, their updates are taken in the very same round."""
-
-    async def play() -> list[RoundClosed]:
-        async with site(disk.path, rounds=1, model=LARGE, round="deadline_s = 30.0") as here:
-            here.store.retry_s = 3.0
-            boards = [await here.device(name) for name in ("one", "two")]
-            data = packed(moved(here.plan, 0.5))
-            updates = [update_for(await board.task(), data) for board in boards]
-            disk.fill(leave_bytes=200_000)
-            for board, update in zip(boards, updates, strict=True):
-                await board.say(update)
-            await asyncio.sleep(29)
-            disk.fill()
-            await asyncio.sleep(100)
-            assert not here.run.done()
-            disk.make_room()
-            for board, update in zip(boards, updates, strict=True):
-                assert (await board.offer(update, data)).verdict == "accepted"
-            return (await here.ended())[1]
-
-    [closed] = virtual(play())
+    async with site(disk.path, rounds=1, model=LARGE, round="deadline_s = 30.0") as here:
+        here.store.retry_s = 3.0
+        boards = [await here.device(name) for name in ("one", "two")]
+        data = packed(moved(here.plan, 0.5))
+        updates = [update_for(await board.task(), data) for board in boards]
+        disk.fill(leave_bytes=200_000)
+        for board, update in zip(boards, updates, strict=True):
+            await board.say(update)
+        await asyncio.sleep(29)
+        disk.fill()
+        await asyncio.sleep(100)
+        assert not here.run.done()
+        disk.make_room()
+        for board, update in zip(boards, updates, strict=True):
+            assert (await board.offer(update, data)).verdict == "accepted"
+        [closed] = (await here.ended())[1]
     assert (closed.outcome, closed.arrived) == ("aggregated", ("one", "two"))
     assert len([one for one in caplog.records if one.name == quorum.__name__]) == 1
 
 
-def test_an_update_that_cannot_be_recorded_is_not_acknowledged(disk, caplog):
+async def test_an_update_that_cannot_be_recorded_is_not_acknowledged(disk, caplog):
     """Its bytes are here, the journal's line is not: it does not count, and is taken when it is offered again."""
-
-    async def play() -> tuple[list[RoundClosed], list[str]]:
-        async with site(disk.path, rounds=1, evaluation="every = 0", round="deadline_s = 100.0") as here:
-            one, two = await here.device("one"), await here.device("two")
-            data = packed(moved(here.plan, 0.5))
-            update = update_for(await one.task(), data)
-            (disk.path / RUN / "updates").mkdir()
-            (disk.path / RUN / "updates" / "one").write_bytes(bytes(len(data)))  # as of a round before
-            disk.fill()
-            await one.say(update)
-            for index in range(update.params.blocks):
-                await one.say(frame(update.params, index, data))
-            await asyncio.sleep(5)
-            assert not [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
-            assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
-            disk.make_room()
-            assert (await one.offer(update, data)).verdict == "accepted"
-            await two.answer(await two.task(), moved(here.plan, 0.5))
-            accepted = [record.device for record in here.store.records() if isinstance(record, UpdateAccepted)]
-            return (await here.ended())[1], accepted
-
-    [closed], accepted = virtual(play())
+    async with site(disk.path, rounds=1, evaluation="every = 0", round="deadline_s = 100.0") as here:
+        one, two = await here.device("one"), await here.device("two")
+        data = packed(moved(here.plan, 0.5))
+        update = update_for(await one.task(), data)
+        (disk.path / RUN / "updates").mkdir()
+        (disk.path / RUN / "updates" / "one").write_bytes(bytes(len(data)))  # as of a round before
+        disk.fill()
+        await one.say(update)
+        for index in range(update.params.blocks):
+            await one.say(frame(update.params, index, data))
+        await asyncio.sleep(5)
+        assert not [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
+        assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
+        disk.make_room()
+        assert (await one.offer(update, data)).verdict == "accepted"
+        await two.answer(await two.task(), moved(here.plan, 0.5))
+        accepted = [record.device for record in here.store.records() if isinstance(record, UpdateAccepted)]
+        [closed] = (await here.ended())[1]
     assert accepted == ["one", "two"]
     assert closed.refused == {"disk": 1}
 
 
 @pytest.mark.parametrize("full", ["as a round opens", "as a round closes"])
-def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
+async def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
     """Without a round, an update or a bit lost; it says once what to do, and once that it was done."""
-
-    async def play() -> list[RoundClosed]:
-        async with site(disk.path, rounds=2) as here:
-            here.store.retry_s = 3.0
-            opens = full == "as a round opens"
-            if opens:
-                disk.fill()
-            else:
-                here.store.extend = refusing(disk, here.store)
-            one, two = await here.device("one"), await here.device("two")
-            if opens:
-                await asyncio.sleep(100)
-                assert not [*one.tasks.drain()]
-                disk.make_room()
-            for puppet in (one, two):
-                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
-            if not opens:
-                await asyncio.sleep(100)
-                assert not [*one.tasks.drain()]
-                disk.make_room()
-            for puppet in (one, two):
-                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
-            state, rounds = await here.ended()
-            for key, first in beginning(here.plan).items():
-                torch.testing.assert_close(state.tree[key], first + 1.0, rtol=0, atol=1e-6)
-            return rounds
-
-    rounds = virtual(play())
+    async with site(disk.path, rounds=2) as here:
+        here.store.retry_s = 3.0
+        opens = full == "as a round opens"
+        if opens:
+            disk.fill()
+        else:
+            here.store.extend = refusing(disk, here.store)
+        one, two = await here.device("one"), await here.device("two")
+        if opens:
+            await asyncio.sleep(100)
+            assert not [*one.tasks.drain()]
+            disk.make_room()
+        for puppet in (one, two):
+            await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+        if not opens:
+            await asyncio.sleep(100)
+            assert not [*one.tasks.drain()]
+            disk.make_room()
+        for puppet in (one, two):
+            await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+        state, rounds = await here.ended()
+        for key, first in beginning(here.plan).items():
+            torch.testing.assert_close(state.tree[key], first + 1.0, rtol=0, atol=1e-6)
     assert [closed.arrived for closed in rounds] == [("one", "two")] * 2
     assert len(log_messages(caplog, os.strerror(errno.ENOSPC), "3 s")) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from edge_server.journal.group_commit import GroupCommit
 
 
-def test_items_that_arrive_during_a_write_share_the_next_one():
+async def test_items_that_arrive_during_a_write_share_the_next_one():
     written = list[list[int]]()
 
     async def write(batch: list[int]) -> None:
@@ -20,46 +20,37 @@ def test_items_that_arrive_during_a_write_share_the_next_one():
         await commit.add(item)
         assert any(item in batch for batch in written)
 
-    async def play() -> None:
-        commit = GroupCommit(write)
-        first = asyncio.create_task(add(commit, 0))
-        await asyncio.sleep(0.005)
-        await asyncio.gather(first, *(add(commit, item) for item in range(1, 50)))
-
-    asyncio.run(play())
+    commit = GroupCommit(write)
+    first = asyncio.create_task(add(commit, 0))
+    await asyncio.sleep(0.005)
+    await asyncio.gather(first, *(add(commit, item) for item in range(1, 50)))
     assert written == [[0], list(range(1, 50))]
 
 
-def test_an_error_reaches_every_item_of_its_batch_and_no_other():
+async def test_an_error_reaches_every_item_of_its_batch_and_no_other():
     async def write(batch: list[int]) -> None:
         await asyncio.sleep(0)
         if 1 in batch:
             raise OSError("no disk")
 
-    async def play() -> list[BaseException | None]:
-        commit = GroupCommit(write)
-        failed = await asyncio.gather(*(commit.add(item) for item in (1, 2)), return_exceptions=True)
-        await commit.add(3)
-        return failed
-
-    assert [str(error) for error in asyncio.run(play())] == ["no disk", "no disk"]
+    commit = GroupCommit(write)
+    failed = await asyncio.gather(*(commit.add(item) for item in (1, 2)), return_exceptions=True)
+    await commit.add(3)
+    assert [str(error) for error in failed] == ["no disk", "no disk"]
 
 
-def test_a_write_is_completed_after_its_caller_is_cancelled():
+async def test_a_write_is_completed_after_its_caller_is_cancelled():
     written = list[list[int]]()
 
     async def write(batch: list[int]) -> None:
         await asyncio.sleep(0.01)
         written.append(batch)
 
-    async def play() -> None:
-        commit = GroupCommit(write)
-        adding = [asyncio.create_task(commit.add(item)) for item in (1, 2)]
-        await asyncio.sleep(0.005)
-        adding[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await adding[0]
-        await adding[1]
-
-    asyncio.run(play())
+    commit = GroupCommit(write)
+    adding = [asyncio.create_task(commit.add(item)) for item in (1, 2)]
+    await asyncio.sleep(0.005)
+    adding[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding[0]
+    await adding[1]
     assert written == [[1, 2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -112,12 +111,8 @@ def test_the_sample_gateway_fits_together():
 
 
 @pytest.mark.broker
-def test_the_sample_brokers_lines_are_taken(tmp_path):
+async def test_the_sample_brokers_lines_are_taken(tmp_path):
     """By mosquitto itself; only the port is the test's own."""
     lines = [line for line in (GATEWAY / "mosquitto.conf").read_text().splitlines() if not line.startswith("listener")]
-
-    async def use() -> None:
-        async with configured(tmp_path, *lines) as broker:
-            assert broker.process.returncode is None
-
-    asyncio.run(use())
+    async with configured(tmp_path, *lines) as broker:
+        assert broker.process.returncode is None

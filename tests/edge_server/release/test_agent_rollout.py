@@ -48,6 +48,8 @@ from shared.transport.memory import MemoryTransport
 from tests.edge_server.gateway.sites import put_deb
 from tests.naming import names_all
 
+pytestmark = pytest.mark.virtual_time
+
 SITE = "roof"
 TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=120.0, canary=1, waves=(0.25, 0.5, 1.0), ahead=False)
 
@@ -215,134 +217,113 @@ class Fleet:
         return [board.version for board in self.boards.values()]
 
 
-def test_a_version_of_the_agent_goes_to_all_wave_by_wave_and_one_that_is_away_does_not_hold_it_up(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path)
-        async with fleet.awake():  # so that it is known
-            await asyncio.sleep(5.0)
-        async with fleet.awake(without=("pi_7",)):
-            state = await fleet.drive(fleet.begin())
-            assert (state.outcome, state.behind) == ("finished", ("pi_7",))
-            assert [len(wave) for wave in state.waves] == [1, 1, 2, 3]
-            assert fleet.versions() == ["0.5.0"] * 7 + ["0.4.0"]
-            assert all(board.trials == ["0.5.0"] for board in list(fleet.boards.values())[:7])
-            told = summarise(state)
-            assert told.counts == {"committed": 7}
-            assert {row.serves for row in told.boards} == {2}
-            assert told.plan.release == "fieldfleet-agent/2"
-            again = await fleet.drive(fleet.begin())
-            assert (again.outcome, again.sent) == ("finished", 0), "all that are there have it: nothing is sent"
-
-    virtually(routine())
+async def test_a_version_of_the_agent_goes_to_all_wave_by_wave_and_one_that_is_away_does_not_hold_it_up(tmp_path):
+    fleet = Fleet(tmp_path)
+    async with fleet.awake():  # so that it is known
+        await asyncio.sleep(5.0)
+    async with fleet.awake(without=("pi_7",)):
+        state = await fleet.drive(fleet.begin())
+        assert (state.outcome, state.behind) == ("finished", ("pi_7",))
+        assert [len(wave) for wave in state.waves] == [1, 1, 2, 3]
+        assert fleet.versions() == ["0.5.0"] * 7 + ["0.4.0"]
+        assert all(board.trials == ["0.5.0"] for board in list(fleet.boards.values())[:7])
+        told = summarise(state)
+        assert told.counts == {"committed": 7}
+        assert {row.serves for row in told.boards} == {2}
+        assert told.plan.release == "fieldfleet-agent/2"
+        again = await fleet.drive(fleet.begin())
+        assert (again.outcome, again.sent) == ("finished", 0), "all that are there have it: nothing is sent"
 
 
-def test_a_board_that_goes_back_stops_it_and_the_others_keep_what_they_have(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, pi_2=frozenset({"0.5.0"}))
-        async with fleet.awake():
-            state = await fleet.drive(fleet.begin())
-            assert state.outcome == "stopped"
-            assert names_all(state.cause, "pi_2")
-            assert fleet.versions() == ["0.5.0"] * 2 + ["0.4.0"] + ["0.5.0"] + ["0.4.0"] * 4
-            assert fleet.boards["pi_2"].record().state == "rolled-back"
-            assert all(not board.trials for board in list(fleet.boards.values())[4:])
-
-    virtually(routine())
+async def test_a_board_that_goes_back_stops_it_and_the_others_keep_what_they_have(tmp_path):
+    fleet = Fleet(tmp_path, pi_2=frozenset({"0.5.0"}))
+    async with fleet.awake():
+        state = await fleet.drive(fleet.begin())
+        assert state.outcome == "stopped"
+        assert names_all(state.cause, "pi_2")
+        assert fleet.versions() == ["0.5.0"] * 2 + ["0.4.0"] + ["0.5.0"] + ["0.4.0"] * 4
+        assert fleet.boards["pi_2"].record().state == "rolled-back"
+        assert all(not board.trials for board in list(fleet.boards.values())[4:])
 
 
-def test_it_is_taken_back_from_those_that_have_it(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, 3)
-        async with fleet.awake():
-            known = fleet.begin(waves=(1.0,))
-            await fleet.drive(known)
-            assert fleet.versions() == ["0.5.0"] * 3
-            give_order(known, "back")
-            state = await fleet.drive(known)
-            assert state.outcome == "taken-back"
-            assert fleet.versions() == ["0.4.0"] * 3
-
-    virtually(routine())
+async def test_it_is_taken_back_from_those_that_have_it(tmp_path):
+    fleet = Fleet(tmp_path, 3)
+    async with fleet.awake():
+        known = fleet.begin(waves=(1.0,))
+        await fleet.drive(known)
+        assert fleet.versions() == ["0.5.0"] * 3
+        give_order(known, "back")
+        state = await fleet.drive(known)
+        assert state.outcome == "taken-back"
+        assert fleet.versions() == ["0.4.0"] * 3
 
 
-def test_who_drives_it_may_be_killed_and_boards_lose_power(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, 3)
-        async with fleet.awake():
-            known = fleet.begin(waves=(1.0,), canary=0)
-            for seconds in (1.0, 3.0, 20.0, 70.0):
-                driving = asyncio.create_task(fleet.drive(known))
-                await asyncio.sleep(seconds)
-                driving.cancel()
-                await asyncio.wait({driving})
-                board = fleet.boards["pi_1"]
-                await board.switch_off()
-                await board.switch_on()
-            assert (await fleet.drive(known)).outcome == "finished"
-            assert fleet.versions() == ["0.5.0"] * 3
-            assert all(board.trials == ["0.5.0"] for board in fleet.boards.values()), "each tried it out once"
-
-    virtually(routine())
+async def test_who_drives_it_may_be_killed_and_boards_lose_power(tmp_path):
+    fleet = Fleet(tmp_path, 3)
+    async with fleet.awake():
+        known = fleet.begin(waves=(1.0,), canary=0)
+        for seconds in (1.0, 3.0, 20.0, 70.0):
+            driving = asyncio.create_task(fleet.drive(known))
+            await asyncio.sleep(seconds)
+            driving.cancel()
+            await asyncio.wait({driving})
+            board = fleet.boards["pi_1"]
+            await board.switch_off()
+            await board.switch_on()
+        assert (await fleet.drive(known)).outcome == "finished"
+        assert fleet.versions() == ["0.5.0"] * 3
+        assert all(board.trials == ["0.5.0"] for board in fleet.boards.values()), "each tried it out once"
 
 
-def test_a_board_that_its_trial_takes_away_for_good_stops_it_and_the_others_go_on_without_it(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, 3)
-        first, waits = fleet.boards["pi_0"], list[str]()
-        async with fleet.awake():
-            known = fleet.begin(waves=(1.0,))
-            driving, began = asyncio.create_task(fleet.drive(known, waits.append)), asyncio.get_running_loop().time()
-            while not first.trials:  # noqa: ASYNC110 - virtual seconds
-                await asyncio.sleep(0.1)
-            await first.switch_off()
-            state = await driving
-            assert asyncio.get_running_loop().time() - began == pytest.approx(3 * 120 + 180, abs=30)
-            assert state.outcome == "stopped"
-            assert names_all(state.cause, "pi_0", "540 s", "edge-server rollout resume")
-            assert re.search(r"\bpi_0\b.* 2\S+Z", waits[-1]), waits
-            assert fleet.versions() == ["0.5.0", "0.4.0", "0.4.0"]
-            give_order(known, "resume")
-            state = await fleet.drive(known)
-            assert (state.outcome, state.behind) == ("finished", ())
-            assert fleet.versions() == ["0.5.0"] * 3
-            await first.switch_on()
-            await asyncio.sleep(100)
-            again = await fleet.drive(fleet.begin())
-            assert (again.outcome, summarise(again).counts) == ("finished", {}), "it made it after all"
-
-    virtually(routine())
+async def test_a_board_that_its_trial_takes_away_for_good_stops_it_and_the_others_go_on_without_it(tmp_path):
+    fleet = Fleet(tmp_path, 3)
+    first, waits = fleet.boards["pi_0"], list[str]()
+    async with fleet.awake():
+        known = fleet.begin(waves=(1.0,))
+        driving, began = asyncio.create_task(fleet.drive(known, waits.append)), asyncio.get_running_loop().time()
+        while not first.trials:  # noqa: ASYNC110 - virtual seconds
+            await asyncio.sleep(0.1)
+        await first.switch_off()
+        state = await driving
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3 * 120 + 180, abs=30)
+        assert state.outcome == "stopped"
+        assert names_all(state.cause, "pi_0", "540 s", "edge-server rollout resume")
+        assert re.search(r"\bpi_0\b.* 2\S+Z", waits[-1]), waits
+        assert fleet.versions() == ["0.5.0", "0.4.0", "0.4.0"]
+        give_order(known, "resume")
+        state = await fleet.drive(known)
+        assert (state.outcome, state.behind) == ("finished", ())
+        assert fleet.versions() == ["0.5.0"] * 3
+        await first.switch_on()
+        await asyncio.sleep(100)
+        again = await fleet.drive(fleet.begin())
+        assert (again.outcome, summarise(again).counts) == ("finished", {}), "it made it after all"
 
 
-def test_a_version_that_is_there_for_no_board_stops_at_the_first_which_says_what_to_add(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, 3)
-        for board in fleet.boards.values():
-            board.arch = "amd64"
-        async with fleet.awake():
-            known = fleet.begin()
-            state = await fleet.drive(known)
-            assert (state.outcome, list(state.offered_boards)) == ("stopped", ["pi_0"])
-            shown = "\n".join(heading_lines(state))
-            assert names_all(
-                shown, "pi_0", "fieldfleet-agent", "0.5.0", "arm64", "3.11", "amd64", "edge-server packages add"
-            )
-            assert state.sent == 0
-
-    virtually(routine())
+async def test_a_version_that_is_there_for_no_board_stops_at_the_first_which_says_what_to_add(tmp_path):
+    fleet = Fleet(tmp_path, 3)
+    for board in fleet.boards.values():
+        board.arch = "amd64"
+    async with fleet.awake():
+        known = fleet.begin()
+        state = await fleet.drive(known)
+        assert (state.outcome, list(state.offered_boards)) == ("stopped", ["pi_0"])
+        shown = "\n".join(heading_lines(state))
+        assert names_all(
+            shown, "pi_0", "fieldfleet-agent", "0.5.0", "arm64", "3.11", "amd64", "edge-server packages add"
+        )
+        assert state.sent == 0
 
 
-def test_boards_that_cannot_take_it_say_why(tmp_path, virtually):
-    async def routine():
-        fleet = Fleet(tmp_path, 3)
-        fleet.boards["pi_0"].upgrades = False
-        fleet.boards["pi_1"].arch = "amd64"
-        fleet.boards["pi_2"].root = b""
-        async with fleet.awake():
-            state = await fleet.drive(fleet.begin(waves=(1.0,), canary=0, max_failures=3))
-            assert state.outcome == "stopped"
-            assert state.reason("pi_0") == CANNOT_UPGRADE
-            assert names_all(state.reason("pi_1"), "amd64", "3.11")
-            assert state.reason("pi_2") not in ("", CANNOT_UPGRADE, state.reason("pi_1"))
-            assert not (fleet.boards["pi_1"].home / RECORD).exists()
-
-    virtually(routine())
+async def test_boards_that_cannot_take_it_say_why(tmp_path):
+    fleet = Fleet(tmp_path, 3)
+    fleet.boards["pi_0"].upgrades = False
+    fleet.boards["pi_1"].arch = "amd64"
+    fleet.boards["pi_2"].root = b""
+    async with fleet.awake():
+        state = await fleet.drive(fleet.begin(waves=(1.0,), canary=0, max_failures=3))
+        assert state.outcome == "stopped"
+        assert state.reason("pi_0") == CANNOT_UPGRADE
+        assert names_all(state.reason("pi_1"), "amd64", "3.11")
+        assert state.reason("pi_2") not in ("", CANNOT_UPGRADE, state.reason("pi_1"))
+        assert not (fleet.boards["pi_1"].home / RECORD).exists()

@@ -22,6 +22,8 @@ from tests.fuzz import wires
 from tests.fuzz.trees import cut_and_spliced, damaged
 from tests.naming import log_messages
 
+pytestmark = pytest.mark.virtual_time
+
 BAD = "pi-00"
 CHANNELS = {"Status": "status", "Report": "report", "Lacks": "lacks", "Want": "lacks", "Releases": "release"}
 
@@ -53,7 +55,7 @@ def told(site, known, device):
     return [one for one in records if isinstance(one, BoardReported) and one.device == device]
 
 
-def test_a_board_that_says_another_thing_all_the_time_fills_no_journal(tmp_path, virtually, caplog):
+async def test_a_board_that_says_another_thing_all_the_time_fills_no_journal(tmp_path, caplog):
     """Each of its words is news: thousands come; and what is recorded of it is what an accident explains."""
 
     def words():
@@ -61,13 +63,9 @@ def test_a_board_that_says_another_thing_all_the_time_fills_no_journal(tmp_path,
             status = ModelStatus(name="net", state="trial", attempt=1 + number % 2, reason=f"{number} {'x' * 400}")
             yield "release", wire.encode(Releases(device=BAD, instance="bad", models=(status,)))
 
-    async def routine():
-        site = Site(tmp_path, 4)
-        async with site.awake(), saying(site, words()):
-            known = await site.roll_out(site.release(), canary=0, waves=(1.0,), max_failures=4)
-        return site, known
-
-    site, known = virtually(routine())
+    site = Site(tmp_path, 4)
+    async with site.awake(), saying(site, words()):
+        known = await site.roll_out(site.release(), canary=0, waves=(1.0,), max_failures=4)
     assert {device: version for device, version in site.versions().items() if device != BAD} == dict.fromkeys(
         ("pi-01", "pi-02", "pi-03"), 1
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge_server.cli.commands import explain_shortfall
-from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunClosed, closed_rounds
+from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.replay.run import replay_plan
 from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.check_plan import load
@@ -18,6 +18,8 @@ from shared.runtime.executor import background
 from shared.tensors.tree import State, tree_norm
 from tests.edge_server.harness import Puppet, Site, moved, site, update_for, virtual, write_examples, write_plan
 from tests.naming import log_messages, names_all, naming
+
+pytestmark = pytest.mark.virtual_time
 
 COHORT = "min_devices = 3"
 HONEST = {"a": 0.5, "b": 0.25}
@@ -116,16 +118,12 @@ async def serve(here: Site, puppet: Puppet, first: int, times: int) -> None:
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(2, "finished"), (3, "finished"), (99, "diverged")])
-def test_a_run_that_diverges_goes_back_to_its_last_good_model_once(tmp_path, times, outcome):
+async def test_a_run_that_diverges_goes_back_to_its_last_good_model_once(tmp_path, times, outcome):
     """After three tries; where it comes no further from there it ends, and says on which device, at which step."""
-
-    async def whole() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=6, cohort="min_devices = 1") as here:
-            async with background(serve(here, await here.device("a"), 5, times)):
-                await here.ended()
-            return here.store.records()
-
-    records = virtual(whole())
+    async with site(tmp_path, rounds=6, cohort="min_devices = 1") as here:
+        async with background(serve(here, await here.device("a"), 5, times)):
+            await here.ended()
+        records = here.store.records()
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome == outcome
     back = [one.round for one in records if isinstance(one, Rewound) and not one.missed]

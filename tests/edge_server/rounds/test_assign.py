@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+import pytest
 
 from edge_server.journal.decision import Decision, Figure
 from edge_server.journal.records import RoundClosed, RoundOpened
@@ -14,6 +15,8 @@ from shared.protocol.messages import Report
 from shared.protocol.topics import topic
 from tests.edge_server.harness import SITE, Site, moved, packed, site, update_for, virtual
 
+pytestmark = pytest.mark.virtual_time
+
 CLUSTERS = 'name = "clusters"\noptions = { keep = "0.5,1" }'
 BANDWIDTH = 'name = "bandwidth"\noptions = { deadline_s = 20.0, step_s = 0.01, up_bits_per_s = 1000.0 }'
 
@@ -22,36 +25,30 @@ def openings(here: Site) -> list[RoundOpened]:
     return [record for record in here.store.records() if isinstance(record, RoundOpened)]
 
 
-def test_devices_are_told_the_ratio_of_their_cluster(tmp_path):
-    async def play() -> None:
-        async with site(tmp_path, optimizer=CLUSTERS) as here:
-            puppets = [await here.device(name) for name in ("one", "two")]
-            for _ in (1, 2):
-                told = {}
-                for puppet in puppets:
-                    task = await puppet.task()
-                    told[puppet.name] = task.assignment.values
-                    await puppet.answer(task, moved(here.plan, 0.5))
-                assert told == {"one": {"keep": 0.5}, "two": {"keep": 1.0}}
-            await here.ended()
-            for record in openings(here):
-                assert record.decision
-                assert record.decision.allocation == told
-
-    virtual(play())
-
-
-def test_without_a_table_nothing_is_decided(tmp_path):
-    async def play() -> None:
-        async with site(tmp_path, rounds=1) as here:
-            for puppet in [await here.device(name) for name in ("one", "two")]:
+async def test_devices_are_told_the_ratio_of_their_cluster(tmp_path):
+    async with site(tmp_path, optimizer=CLUSTERS) as here:
+        puppets = [await here.device(name) for name in ("one", "two")]
+        for _ in (1, 2):
+            told = {}
+            for puppet in puppets:
                 task = await puppet.task()
-                assert task.assignment.values == {}
+                told[puppet.name] = task.assignment.values
                 await puppet.answer(task, moved(here.plan, 0.5))
-            await here.ended()
-            assert [record.decision for record in openings(here)] == [None]
+            assert told == {"one": {"keep": 0.5}, "two": {"keep": 1.0}}
+        await here.ended()
+        for record in openings(here):
+            assert record.decision
+            assert record.decision.allocation == told
 
-    virtual(play())
+
+async def test_without_a_table_nothing_is_decided(tmp_path):
+    async with site(tmp_path, rounds=1) as here:
+        for puppet in [await here.device(name) for name in ("one", "two")]:
+            task = await puppet.task()
+            assert task.assignment.values == {}
+            await puppet.answer(task, moved(here.plan, 0.5))
+        await here.ended()
+        assert [record.decision for record in openings(here)] == [None]
 
 
 def test_a_server_that_starts_again_keeps_to_what_it_decided(tmp_path):

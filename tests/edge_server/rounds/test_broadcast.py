@@ -27,7 +27,9 @@ from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
-from tests.edge_server.harness import SITE, virtual
+from tests.edge_server.harness import SITE
+
+pytestmark = pytest.mark.virtual_time
 
 FRAME_BYTES = 1024
 FRAMES = 40
@@ -80,106 +82,82 @@ async def fetch(outgoing: Outgoing, device: str, transport: Transport, folder: P
     return received
 
 
-def test_the_payload_passes_once_however_many_keep_up(tmp_path):
+async def test_the_payload_passes_once_however_many_keep_up(tmp_path):
     """Server egress for ten devices is that for one, and each device hears just one copy."""
-
-    async def play() -> tuple[int, list[int]]:
-        broker, devices = MemoryTransport(), [f"d{number}" for number in range(10)]
-        async with sending(devices, broker) as outgoing:
-            received = await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in devices))
-            return outgoing.bytes_sent, received
-
-    sent, received = virtual(play())
+    broker, devices = MemoryTransport(), [f"d{number}" for number in range(10)]
+    async with sending(devices, broker) as outgoing:
+        received = await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in devices))
+        sent = outgoing.bytes_sent
     assert sent == ONE_COPY
     assert received == [ONE_COPY] * 10
 
 
-def test_a_single_device_is_served_on_its_own_topic(tmp_path):
+async def test_a_single_device_is_served_on_its_own_topic(tmp_path):
     """Nobody else has to hear what concerns one device."""
-
-    async def play() -> None:
-        broker = MemoryTransport()
-        async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
-            assert not outgoing.shared
-            await fetch(outgoing, "d0", broker, tmp_path)
-            assert not [*common.drain()]
-
-    virtual(play())
+    broker = MemoryTransport()
+    async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
+        assert not outgoing.shared
+        await fetch(outgoing, "d0", broker, tmp_path)
+        assert not [*common.drain()]
 
 
-def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
+async def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
     """40 kB over 16 kbit/s take 20 s; the others are done after the patience, and it costs one copy more at most."""
-
-    async def play() -> tuple[int, float, float]:
-        broker, loop = MemoryTransport(), asyncio.get_running_loop()
-        slow = Link(broker, Rate(up_bits_per_second=16e3, down_bits_per_second=16e3), loop.time)
-        async with (
-            broker.subscribe(topic(SITE, "slow", "model")) as own,
-            sending(["a", "b", "slow"], broker) as outgoing,
-            asyncio.TaskGroup() as group,
-        ):
-            lagging = group.create_task(fetch(outgoing, "slow", slow, tmp_path))
-            quick = [group.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
-            await asyncio.gather(*quick)
-            soon = loop.time()
-            await lagging
-            heard = [data for _, data in own.drain()]
-            told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
-            assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
-            return outgoing.bytes_sent, soon, loop.time()
-
-    sent, soon, late = virtual(play())
+    broker, loop = MemoryTransport(), asyncio.get_running_loop()
+    slow = Link(broker, Rate(up_bits_per_second=16e3, down_bits_per_second=16e3), loop.time)
+    async with (
+        broker.subscribe(topic(SITE, "slow", "model")) as own,
+        sending(["a", "b", "slow"], broker) as outgoing,
+        asyncio.TaskGroup() as group,
+    ):
+        lagging = group.create_task(fetch(outgoing, "slow", slow, tmp_path))
+        quick = [group.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
+        await asyncio.gather(*quick)
+        soon = loop.time()
+        await lagging
+        heard = [data for _, data in own.drain()]
+        told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
+        assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
+        sent, late = outgoing.bytes_sent, loop.time()
     assert soon < 6
     assert 20 < late < 60
     assert ONE_COPY < sent < 2.6 * ONE_COPY
 
 
-def test_a_device_that_falls_silent_keeps_nobody_waiting_for_long(tmp_path):
+async def test_a_device_that_falls_silent_keeps_nobody_waiting_for_long(tmp_path):
     """Half through it asks for nothing more: after one patience the others go on without it."""
-
-    async def play() -> tuple[int, float]:
-        broker, loop = MemoryTransport(), asyncio.get_running_loop()
-        dying = Link(broker, Rate(down_bits_per_second=80e3), loop.time)
-        async with sending(["a", "b", "dying"], broker) as outgoing:
-            death = asyncio.create_task(fetch(outgoing, "dying", dying, tmp_path))
-            others = [asyncio.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
-            await asyncio.sleep(2)
-            assert not others[0].done()
-            death.cancel()
-            await asyncio.gather(*others)
-            return outgoing.bytes_sent, loop.time()
-
-    sent, now = virtual(play())
+    broker, loop = MemoryTransport(), asyncio.get_running_loop()
+    dying = Link(broker, Rate(down_bits_per_second=80e3), loop.time)
+    async with sending(["a", "b", "dying"], broker) as outgoing:
+        death = asyncio.create_task(fetch(outgoing, "dying", dying, tmp_path))
+        others = [asyncio.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
+        await asyncio.sleep(2)
+        assert not others[0].done()
+        death.cancel()
+        await asyncio.gather(*others)
+        sent, now = outgoing.bytes_sent, loop.time()
     assert now < 6
     assert sent < 1.5 * ONE_COPY
 
 
-def test_a_device_that_goes_away_is_not_waited_for_at_all(tmp_path):
+async def test_a_device_that_goes_away_is_not_waited_for_at_all(tmp_path):
     """The server knows of its death and says so."""
-
-    async def play() -> float:
-        broker = MemoryTransport()
-        async with sending(["a", "b", "dead"], broker) as outgoing:
-            outgoing.dismiss("dead")
-            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
-            return asyncio.get_running_loop().time()
-
-    assert virtual(play()) == 0.0
+    broker = MemoryTransport()
+    async with sending(["a", "b", "dead"], broker) as outgoing:
+        outgoing.dismiss("dead")
+        await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
+        assert asyncio.get_running_loop().time() == 0.0
 
 
-def test_a_device_that_comes_back_later_still_gets_everything(tmp_path):
+async def test_a_device_that_comes_back_later_still_gets_everything(tmp_path):
     """It restarted after the others had finished, and hears its frames alone."""
-
-    async def play() -> tuple[int, int]:
-        broker = MemoryTransport()
-        async with sending(["a", "b", "late"], broker) as outgoing:
-            outgoing.dismiss("late")
-            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
-            first = outgoing.bytes_sent
-            assert await fetch(outgoing, "late", broker, tmp_path) == ONE_COPY
-            return first, outgoing.bytes_sent
-
-    assert virtual(play()) == (ONE_COPY, 2 * ONE_COPY)
+    broker = MemoryTransport()
+    async with sending(["a", "b", "late"], broker) as outgoing:
+        outgoing.dismiss("late")
+        await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
+        first = outgoing.bytes_sent
+        assert await fetch(outgoing, "late", broker, tmp_path) == ONE_COPY
+        assert (first, outgoing.bytes_sent) == (ONE_COPY, 2 * ONE_COPY)
 
 
 class Flaky:
@@ -197,57 +175,45 @@ class Flaky:
         await self.inner.publish(topic, payload, retain=retain, assured=assured)
 
 
-def test_frames_that_the_broker_did_not_take_are_sent_when_asked_for_again(tmp_path):
+async def test_frames_that_the_broker_did_not_take_are_sent_when_asked_for_again(tmp_path):
     """A broker that comes and goes costs time and nothing else."""
-
-    async def play() -> None:
-        broker = MemoryTransport()
-        async with sending(["a", "b"], broker, source=Flaky(broker)) as outgoing:
-            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
-
-    virtual(play())
+    broker = MemoryTransport()
+    async with sending(["a", "b"], broker, source=Flaky(broker)) as outgoing:
+        await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
 
 
 @pytest.mark.parametrize("others", [[], ["good"]])
-def test_who_asks_without_end_is_sent_a_few_copies_and_then_little(monkeypatch, others):
+async def test_who_asks_without_end_is_sent_a_few_copies_and_then_little(monkeypatch, others):
     """A thousand wishes a second for the largest frame were a thousand frames, on the line that all share."""
     monkeypatch.setattr(broadcast, "MORE_BYTES", 0.0)
     monkeypatch.setattr(broadcast, "MORE_PER_S", len(BYTES) / 10.0)
-
-    async def play() -> tuple[int, int]:
-        broker = MemoryTransport()
-        async with sending(["greedy", *others], broker) as outgoing:
-            wish = Want(digest=outgoing.digest, frame_bytes=FRAME_BYTES, ranges=[(0, 8)])
-            for _ in range(10_000):
-                outgoing.want("greedy", wish)
-                await asyncio.sleep(0.001)
-            at_once = outgoing.bytes_sent
-            await asyncio.sleep(20.0)
+    broker = MemoryTransport()
+    async with sending(["greedy", *others], broker) as outgoing:
+        wish = Want(digest=outgoing.digest, frame_bytes=FRAME_BYTES, ranges=[(0, 8)])
+        for _ in range(10_000):
             outgoing.want("greedy", wish)
-            await asyncio.sleep(0.1)
-            return at_once, outgoing.bytes_sent
-
-    at_once, later = virtual(play())
+            await asyncio.sleep(0.001)
+        at_once = outgoing.bytes_sent
+        await asyncio.sleep(20.0)
+        outgoing.want("greedy", wish)
+        await asyncio.sleep(0.1)
+        later = outgoing.bytes_sent
     assert at_once <= (broadcast.COPIES + 1) * ONE_COPY + 8 * FRAME_BYTES
     assert later > at_once
 
 
-def test_nonsense_wants_are_refused_and_strangers_ignored():
+async def test_nonsense_wants_are_refused_and_strangers_ignored():
     """Frames that do not exist are an error of the asker; who is no part of the audience gets nothing."""
-
-    async def play() -> None:
-        broker = MemoryTransport()
-        async with sending(["a"], broker) as outgoing:
-            digest = outgoing.transfer.digest
-            for ranges in ([(0, FRAMES + 1)], [(-1, 2)], [(3, 3)], [(5, 2)]):
-                with pytest.raises(WireError) as refused:
-                    outgoing.want("a", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=ranges))
-                assert refused.value.reason == "shape"
-            outgoing.want("stranger", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=[(0, FRAMES)]))
-            await asyncio.sleep(5)
-            assert outgoing.bytes_sent == 0
-
-    virtual(play())
+    broker = MemoryTransport()
+    async with sending(["a"], broker) as outgoing:
+        digest = outgoing.transfer.digest
+        for ranges in ([(0, FRAMES + 1)], [(-1, 2)], [(3, 3)], [(5, 2)]):
+            with pytest.raises(WireError) as refused:
+                outgoing.want("a", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=ranges))
+            assert refused.value.reason == "shape"
+        outgoing.want("stranger", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=[(0, FRAMES)]))
+        await asyncio.sleep(5)
+        assert outgoing.bytes_sent == 0
 
 
 def test_a_payload_is_described_by_its_content():
@@ -268,13 +234,9 @@ def want_of(outgoing: Outgoing, ranges: list[tuple[int, int]], frame_bytes: int)
 
 
 @pytest.mark.parametrize("ranges", [[(0, 2), (1, 3)], [(2, 3), (0, 1)], [(0, 1)] * 3, [(n, n + 1) for n in range(65)]])
-def test_wishes_that_no_receiver_has(ranges):
+async def test_wishes_that_no_receiver_has(ranges):
     """That overlap, go backwards, or are more than anybody has under way."""
-
-    async def play() -> None:
-        async with sending(["a"], MemoryTransport()) as outgoing:
-            transfer = msgspec.structs.replace(outgoing.transfer, size=1 << 20)
-            with pytest.raises(WireError):
-                frames.pieces(want_of(outgoing, ranges, FRAME_BYTES), transfer, FRAME_BYTES)
-
-    virtual(play())
+    async with sending(["a"], MemoryTransport()) as outgoing:
+        transfer = msgspec.structs.replace(outgoing.transfer, size=1 << 20)
+        with pytest.raises(WireError):
+            frames.pieces(want_of(outgoing, ranges, FRAME_BYTES), transfer, FRAME_BYTES)

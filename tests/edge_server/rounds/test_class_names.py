@@ -15,6 +15,8 @@ from shared.protocol.topics import topic
 from tests.edge_server.harness import SITE, Puppet, Site, moved, site, virtual
 from tests.naming import log_messages, names_all, naming
 
+pytestmark = pytest.mark.virtual_time
+
 MINE = 'source = "csv"\npath = "away.csv"'
 
 
@@ -34,80 +36,58 @@ async def play_round(plan: Plan, *puppets: Puppet) -> list[list[str]]:
     return [task.assignment.classes for task in tasks]
 
 
-def test_a_run_of_devices_that_differ_does_not_begin(tmp_path):
+async def test_a_run_of_devices_that_differ_does_not_begin(tmp_path):
     """The message has both lists, and what helps."""
-
-    async def story() -> None:
-        async with site(tmp_path, data=MINE) as here:
-            await arrive(here, "a", ["cat", "dog"])
-            await arrive(here, "b", ["bird", "cat"])
-            with pytest.raises(ConfigError, match=naming("b", "bird, cat", "a", "cat, dog", "data.classes")):
-                await here.run
-            assert not [one for one in here.store.records() if isinstance(one, RoundOpened)]
-
-    virtual(story())
+    async with site(tmp_path, data=MINE) as here:
+        await arrive(here, "a", ["cat", "dog"])
+        await arrive(here, "b", ["bird", "cat"])
+        with pytest.raises(ConfigError, match=naming("b", "bird, cat", "a", "cat, dog", "data.classes")):
+            await here.run
+        assert not [one for one in here.store.records() if isinstance(one, RoundOpened)]
 
 
-def test_names_and_numbers_differ(tmp_path):
-    async def story() -> None:
-        async with site(tmp_path, data=MINE) as here:
-            await arrive(here, "a", [])
-            await arrive(here, "b", ["bird", "cat"])
-            with pytest.raises(ConfigError, match=naming("b", "bird, cat", "a")):
-                await here.run
-
-    virtual(story())
+async def test_names_and_numbers_differ(tmp_path):
+    async with site(tmp_path, data=MINE) as here:
+        await arrive(here, "a", [])
+        await arrive(here, "b", ["bird", "cat"])
+        with pytest.raises(ConfigError, match=naming("b", "bird, cat", "a")):
+            await here.run
 
 
-def test_both_unicode_forms_of_a_name_are_one_class(tmp_path):
+async def test_both_unicode_forms_of_a_name_are_one_class(tmp_path):
     """They were refused with two lists that looked the same; agents up to version 0.1 tell names as they are."""
-
-    async def story() -> None:
-        async with site(tmp_path, rounds=1, data=MINE) as here:
-            puppets = [await arrive(here, "a", ["caf\u00e9", "th\u00e9"])]
-            puppets.append(await arrive(here, "b", ["cafe\u0301", "the\u0301"]))
-            assert await play_round(here.plan, *puppets) == [[], []]
-            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
-
-    virtual(story())
+    async with site(tmp_path, rounds=1, data=MINE) as here:
+        puppets = [await arrive(here, "a", ["caf\u00e9", "th\u00e9"])]
+        puppets.append(await arrive(here, "b", ["cafe\u0301", "the\u0301"]))
+        assert await play_round(here.plan, *puppets) == [[], []]
+        assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
 
 
-def test_two_lists_that_print_alike_are_told_apart(tmp_path):
-    async def story() -> None:
-        async with site(tmp_path, data=MINE) as here:
-            await arrive(here, "a", ["cat", "dog"])
-            await arrive(here, "b", ["c\u0430t", "dog"])
-            with pytest.raises(ConfigError, match=naming(r"'c\u0430t', dog", "'cat', dog")):
-                await here.run
-
-    virtual(story())
+async def test_two_lists_that_print_alike_are_told_apart(tmp_path):
+    async with site(tmp_path, data=MINE) as here:
+        await arrive(here, "a", ["cat", "dog"])
+        await arrive(here, "b", ["c\u0430t", "dog"])
+        with pytest.raises(ConfigError, match=naming(r"'c\u0430t', dog", "'cat', dog")):
+            await here.run
 
 
-def test_names_that_are_digits_are_said_in_every_task(tmp_path):
+async def test_names_that_are_digits_are_said_in_every_task(tmp_path):
     """An agent up to version 0.1 tells 01, 02, 03 and numbers them 1, 2, 3, unless its task names them."""
     names = ["01", "02", "03"]
-
-    async def story() -> None:
-        async with site(tmp_path, rounds=1, data=MINE) as here:
-            puppets = [await arrive(here, name, names) for name in "ab"]
-            assert await play_round(here.plan, *puppets) == [names, names]
-            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
-
-    virtual(story())
+    async with site(tmp_path, rounds=1, data=MINE) as here:
+        puppets = [await arrive(here, name, names) for name in "ab"]
+        assert await play_round(here.plan, *puppets) == [names, names]
+        assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
 
 
 @pytest.mark.parametrize("classes", [None, [], ["cat", "dog"]])
-def test_devices_that_agree_train_and_their_tasks_are_those_of_before(tmp_path, caplog, classes):
+async def test_devices_that_agree_train_and_their_tasks_are_those_of_before(tmp_path, caplog, classes):
     """Agents of before say nothing; then the log says that nobody knows."""
     caplog.set_level(logging.INFO)
-
-    async def story() -> None:
-        async with site(tmp_path, rounds=1, data=MINE) as here:
-            puppets = [await arrive(here, name, classes) for name in "ab"]
-            assert await play_round(here.plan, *puppets) == [[], []]
-            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
-
-    virtual(story())
+    async with site(tmp_path, rounds=1, data=MINE) as here:
+        puppets = [await arrive(here, name, classes) for name in "ab"]
+        assert await play_round(here.plan, *puppets) == [[], []]
+        assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
     assert bool(log_messages(caplog, "classes", "a, b")) == (classes is None)
 
 
@@ -132,62 +112,51 @@ def test_a_device_that_comes_later_with_others_is_left_out_also_after_a_restart(
     virtual(go_on())
 
 
-def test_a_device_that_comes_between_two_rounds_with_others_is_left_out(tmp_path):
-    async def story() -> None:
-        async with site(tmp_path, rounds=2, data=MINE) as here:
-            a, b = [await arrive(here, name, ["cat", "dog"]) for name in "ab"]
-            tasks = [await a.task(), await b.task()]
-            await arrive(here, "c", ["bird", "cat"])
-            for puppet, task in zip((a, b), tasks, strict=True):
-                await puppet.answer(task, moved(here.plan, 0.1))
-            await play_round(here.plan, a, b)
-            _, rounds = await here.ended()
-            notes = [one.what for one in here.store.records() if isinstance(one, Noted)]
-        assert [one.arrived for one in rounds] == [("a", "b"), ("a", "b")]
-        [note] = notes
-        assert names_all(note, "c", "bird, cat", "cat, dog")
-
-    virtual(story())
+async def test_a_device_that_comes_between_two_rounds_with_others_is_left_out(tmp_path):
+    async with site(tmp_path, rounds=2, data=MINE) as here:
+        a, b = [await arrive(here, name, ["cat", "dog"]) for name in "ab"]
+        tasks = [await a.task(), await b.task()]
+        await arrive(here, "c", ["bird", "cat"])
+        for puppet, task in zip((a, b), tasks, strict=True):
+            await puppet.answer(task, moved(here.plan, 0.1))
+        await play_round(here.plan, a, b)
+        _, rounds = await here.ended()
+        notes = [one.what for one in here.store.records() if isinstance(one, Noted)]
+    assert [one.arrived for one in rounds] == [("a", "b"), ("a", "b")]
+    [note] = notes
+    assert names_all(note, "c", "bird, cat", "cat, dog")
 
 
-def test_the_plan_names_the_classes_of_all(tmp_path):
+async def test_the_plan_names_the_classes_of_all(tmp_path):
     """Devices that lack some are told the list, one that tells just it is not, one that has others takes no part."""
-
-    async def story() -> None:
-        planned = f'{MINE}\nclasses = ["dog", "cat", "bird"]'
-        async with site(tmp_path, rounds=1, data=planned) as here:
-            await arrive(here, "0", ["cat", "eel"])
-            puppets = [
-                await arrive(here, name, told)
-                for name, told in (("a", ["cat", "dog"]), ("b", ["dog", "cat", "bird"]), ("c", []))
-            ]
-            whole = ["dog", "cat", "bird"]
-            assert await play_round(here.plan, *puppets) == [whole, [], whole]
-            _, [closed] = await here.ended()
-            assert closed.arrived == ("a", "b", "c")
-
-    virtual(story())
+    planned = f'{MINE}\nclasses = ["dog", "cat", "bird"]'
+    async with site(tmp_path, rounds=1, data=planned) as here:
+        await arrive(here, "0", ["cat", "eel"])
+        puppets = [
+            await arrive(here, name, told)
+            for name, told in (("a", ["cat", "dog"]), ("b", ["dog", "cat", "bird"]), ("c", []))
+        ]
+        whole = ["dog", "cat", "bird"]
+        assert await play_round(here.plan, *puppets) == [whole, [], whole]
+        _, [closed] = await here.ended()
+        assert closed.arrived == ("a", "b", "c")
 
 
-def test_the_servers_own_test_data_are_a_word_too(tmp_path):
+async def test_the_servers_own_test_data_are_a_word_too(tmp_path):
     """A run for which only devices of other classes are there does not begin."""
     (tmp_path / "own").mkdir()
     for split in ("train", "test"):
         (tmp_path / "own" / f"{split}.csv").write_text("v,w,label\n1,2,cat\n2,1,dog\n")
-
-    async def story() -> None:
-        model = 'name = "mlp"\noptions = { features = 2, hidden = 4, classes = 2 }'
-        keys = {"data": 'source = "csv"\npath = "own"', "evaluation": "every = 1", "model": model}
-        async with site(tmp_path, rounds=1, **keys) as here:
-            await arrive(here, "a", ["cat", "dog"])
-            await arrive(here, "b", ["bird", "cat"])
-            with pytest.raises(ConfigError, match=naming(1, 2, "b", "bird, cat", "cat, dog")):
-                await here.run
-
-    virtual(story())
+    model = 'name = "mlp"\noptions = { features = 2, hidden = 4, classes = 2 }'
+    keys = {"data": 'source = "csv"\npath = "own"', "evaluation": "every = 1", "model": model}
+    async with site(tmp_path, rounds=1, **keys) as here:
+        await arrive(here, "a", ["cat", "dog"])
+        await arrive(here, "b", ["bird", "cat"])
+        with pytest.raises(ConfigError, match=naming(1, 2, "b", "bird, cat", "cat, dog")):
+            await here.run
 
 
-def test_where_no_devices_label_is_read_it_is_all_the_same_what_they_are_called(tmp_path, caplog):
+async def test_where_no_devices_label_is_read_it_is_all_the_same_what_they_are_called(tmp_path, caplog):
     """They were left out of runs for which they have no labels; or their labels were said to be taken as they are."""
     caplog.set_level(logging.INFO)
     keys = {
@@ -197,16 +166,12 @@ def test_where_no_devices_label_is_read_it_is_all_the_same_what_they_are_called(
         "server_data": 'source = "digits"\ndrawn = { per_class = 1 }',
         "cohort": "min_devices = 3",
     }
-
-    async def story() -> None:
-        async with site(tmp_path, rounds=1, **keys) as here:
-            told = {"a": ["cat", "dog"], "b": ["bird"], "c": None}
-            puppets = [await arrive(here, name, classes) for name, classes in told.items()]
-            tasks = [await puppet.task() for puppet in puppets]
-            for puppet, task in zip(puppets, tasks, strict=True):
-                assert (await puppet.answer(task, {})).verdict == "accepted"
-            assert [one.arrived for one in (await here.ended())[1]] == [("a", "b", "c")]
-            assert not [one for one in here.store.records() if isinstance(one, Noted)]
-
-    virtual(story())
+    async with site(tmp_path, rounds=1, **keys) as here:
+        told = {"a": ["cat", "dog"], "b": ["bird"], "c": None}
+        puppets = [await arrive(here, name, classes) for name, classes in told.items()]
+        tasks = [await puppet.task() for puppet in puppets]
+        for puppet, task in zip(puppets, tasks, strict=True):
+            assert (await puppet.answer(task, {})).verdict == "accepted"
+        assert [one.arrived for one in (await here.ended())[1]] == [("a", "b", "c")]
+        assert not [one for one in here.store.records() if isinstance(one, Noted)]
     assert "classes" not in caplog.text

@@ -13,6 +13,8 @@ from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Update
 from tests.edge_server.harness import Puppet, Site, moved, site, virtual
 
+pytestmark = pytest.mark.virtual_time
+
 STEP = StepCost(steps=4, seconds=0.5, cycles=1e9, hertz=2e9, weights=10, flops=100)
 PLAN = {"measure": "seconds = 2.0", "rounds": 1, "cohort": "min_devices = 2\nwait_s = 5.0"}
 
@@ -33,25 +35,21 @@ async def train(here: Site, *puppets: Puppet) -> None:
         await puppet.answer(task, moved(here.plan, 0.5))
 
 
-def test_devices_measure_before_the_first_round_is_decided(tmp_path):
+async def test_devices_measure_before_the_first_round_is_decided(tmp_path):
     """One measures, one cannot; both train afterwards, and the journal holds it once, before round 1."""
-
-    async def play() -> None:
-        async with site(tmp_path, **PLAN) as here:
-            one, two = await here.device("one"), await here.device("two")
-            await told(one, step=STEP, metrics={"sigma2": 0.25})
-            await told(two, failure="no example")
-            await train(here, one, two)
-            await here.ended()
-            records = here.store.records()
-            measured = [record for record in records if isinstance(record, Measured)]
-            assert measured == [
-                Measured(by_device={"one": STEP}, metrics={"one": {"sigma2": 0.25}}, failed={"two": "no example"})
-            ]
-            kinds = [type(record) for record in records]
-            assert kinds.index(Measured) < kinds.index(RoundOpened)
-
-    virtual(play())
+    async with site(tmp_path, **PLAN) as here:
+        one, two = await here.device("one"), await here.device("two")
+        await told(one, step=STEP, metrics={"sigma2": 0.25})
+        await told(two, failure="no example")
+        await train(here, one, two)
+        await here.ended()
+        records = here.store.records()
+        measured = [record for record in records if isinstance(record, Measured)]
+        assert measured == [
+            Measured(by_device={"one": STEP}, metrics={"one": {"sigma2": 0.25}}, failed={"two": "no example"})
+        ]
+        kinds = [type(record) for record in records]
+        assert kinds.index(Measured) < kinds.index(RoundOpened)
 
 
 def test_a_server_that_starts_again_does_not_measure_again(tmp_path):
@@ -73,18 +71,14 @@ def test_a_server_that_starts_again_does_not_measure_again(tmp_path):
 
 
 @pytest.mark.parametrize("figures", [{"seconds": math.nan}, {"seconds": -1.0}, {"weights": -1}])
-def test_a_figure_that_cannot_be_is_refused(tmp_path, figures):
+async def test_a_figure_that_cannot_be_is_refused(tmp_path, figures):
     """It would poison whatever is computed from it."""
-
-    async def play() -> None:
-        async with site(tmp_path, **PLAN) as here:
-            one, _ = await here.device("one"), await here.device("two")
-            task = await one.task()
-            bad = msgspec.structs.replace(STEP, **figures)
-            verdict = await one.offer(
-                Update(run=task.run, round=0, device="one", params=None, start=task.params.digest, step=bad)
-            )
-            assert verdict.verdict == "refused"
-            await asyncio.sleep(0)
-
-    virtual(play())
+    async with site(tmp_path, **PLAN) as here:
+        one, _ = await here.device("one"), await here.device("two")
+        task = await one.task()
+        bad = msgspec.structs.replace(STEP, **figures)
+        verdict = await one.offer(
+            Update(run=task.run, round=0, device="one", params=None, start=task.params.digest, step=bad)
+        )
+        assert verdict.verdict == "refused"
+        await asyncio.sleep(0)

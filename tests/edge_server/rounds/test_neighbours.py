@@ -20,8 +20,10 @@ from edge_server.rounds.neighbours import plan_of_site
 from shared.errors import ConfigError
 from shared.tensors.tree import State, Tree
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.harness import RUN, SITE, Puppet, Site, beginning, moved, site, virtual, write_plan
+from tests.edge_server.harness import RUN, SITE, Puppet, Site, beginning, moved, site, write_plan
 from tests.naming import naming
+
+pytestmark = pytest.mark.virtual_time
 
 DEVICES = '[[device]]\nname = "one"\n[[device]]\nname = "two"\n[[device]]\nname = "far"\ncount = 4'
 SITES = f'[sites]\nedge_rounds = 2\nclusters = {{ {SITE} = ["one", "two"], far = ["far-*"] }}'
@@ -71,93 +73,77 @@ async def answered(here: Site, *puppets: Puppet, by: float = 0.5) -> None:
         await puppet.answer(await puppet.task(), moved(here.plan, by))
 
 
-def test_the_last_edge_round_of_a_global_round_ends_with_a_mixing(tmp_path):
+async def test_the_last_edge_round_of_a_global_round_ends_with_a_mixing(tmp_path):
     """Before its model is kept and before the next round begins: rounds 2 and 4 of 4."""
-
-    async def play() -> None:
-        script = willing()
-        async with site(tmp_path, neighbours=script, **keys()) as here:
-            one, two = await here.device("one"), await here.device("two")
-            for _ in range(4):
-                await answered(here, one, two)
-            state, rounds = await here.ended()
-            first = beginning(here.plan)
-        assert [number for number, _ in script.mixed] == [2, 4]
-        assert script.begun == [1, 2, 3, 4]
-        for key, leaf in first.items():
-            torch.testing.assert_close(script.mixed[0][1][key], leaf + 1.0)
-            torch.testing.assert_close(script.mixed[1][1][key], leaf + 12.0)
-            torch.testing.assert_close(state.tree[key], leaf + 22.0)
-        kept = checkpoints.load(tmp_path / RUN / "checkpoints", 4).tree
-        assert all(torch.equal(kept[key], leaf) for key, leaf in state.tree.items())
-        assert [closed.outcome for closed in rounds] == ["aggregated"] * 4
-        assert script.asked == [], "nothing is decided without an optimizer"
-
-    virtual(play())
+    script = willing()
+    async with site(tmp_path, neighbours=script, **keys()) as here:
+        one, two = await here.device("one"), await here.device("two")
+        for _ in range(4):
+            await answered(here, one, two)
+        state, rounds = await here.ended()
+        first = beginning(here.plan)
+    assert [number for number, _ in script.mixed] == [2, 4]
+    assert script.begun == [1, 2, 3, 4]
+    for key, leaf in first.items():
+        torch.testing.assert_close(script.mixed[0][1][key], leaf + 1.0)
+        torch.testing.assert_close(script.mixed[1][1][key], leaf + 12.0)
+        torch.testing.assert_close(state.tree[key], leaf + 22.0)
+    kept = checkpoints.load(tmp_path / RUN / "checkpoints", 4).tree
+    assert all(torch.equal(kept[key], leaf) for key, leaf in state.tree.items())
+    assert [closed.outcome for closed in rounds] == ["aggregated"] * 4
+    assert script.asked == [], "nothing is decided without an optimizer"
 
 
-def test_a_server_that_is_killed_while_it_mixes_mixes_the_same_again(tmp_path):
+async def test_a_server_that_is_killed_while_it_mixes_mixes_the_same_again(tmp_path):
     """Its devices are not asked again: their updates are stored, and their sum has the same bits."""
-
-    async def play() -> None:
-        broker, script = MemoryTransport(), Script()
-        async with site(tmp_path, broker, neighbours=script, **keys(rounds=2)) as here:
-            one, two = await here.device("one"), await here.device("two")
-            await answered(here, one, two)
-            await answered(here, one, two)
-            await script.going.wait()
-            assert not [one for one in here.store.records() if isinstance(one, RoundClosed) and one.round == 2]
-        again = willing()
-        async with site(tmp_path, broker, neighbours=again, **keys(rounds=2)) as here:
-            one = await here.device("one", online=False)
-            state, rounds = await here.ended()
-            assert not [*one.tasks.drain()]
-        assert [number for number, _ in script.mixed + again.mixed] == [2, 2]
-        for key, leaf in script.mixed[0][1].items():
-            assert torch.equal(leaf, again.mixed[0][1][key])
-            torch.testing.assert_close(state.tree[key], leaf + 10)
-        assert [closed.outcome for closed in rounds] == ["aggregated"] * 2
-
-    virtual(play())
+    broker, script = MemoryTransport(), Script()
+    async with site(tmp_path, broker, neighbours=script, **keys(rounds=2)) as here:
+        one, two = await here.device("one"), await here.device("two")
+        await answered(here, one, two)
+        await answered(here, one, two)
+        await script.going.wait()
+        assert not [one for one in here.store.records() if isinstance(one, RoundClosed) and one.round == 2]
+    again = willing()
+    async with site(tmp_path, broker, neighbours=again, **keys(rounds=2)) as here:
+        one = await here.device("one", online=False)
+        state, rounds = await here.ended()
+        assert not [*one.tasks.drain()]
+    assert [number for number, _ in script.mixed + again.mixed] == [2, 2]
+    for key, leaf in script.mixed[0][1].items():
+        assert torch.equal(leaf, again.mixed[0][1][key])
+        torch.testing.assert_close(state.tree[key], leaf + 10)
+    assert [closed.outcome for closed in rounds] == ["aggregated"] * 2
 
 
-def test_a_missed_round_mixes_nothing(tmp_path):
+async def test_a_missed_round_mixes_nothing(tmp_path):
     """The model is as it was; where the round is repeated, it ends with the mixing after all."""
-
-    async def play() -> list[int]:
-        script = willing()
-        rule = 'deadline_s = 5.0\nmin_updates = 2\non_missed = "continue"'
-        async with site(tmp_path, neighbours=script, **keys(rounds=4, round=rule)) as here:
-            one, two = await here.device("one"), await here.device("two")
-            await answered(here, one, two)
-            await answered(here, one)
-            await two.task()
-            await answered(here, one, two)
-            await answered(here, one, two)
-            _, rounds = await here.ended()
-        assert [closed.outcome for closed in rounds] == ["aggregated", "missed", "aggregated", "aggregated"]
-        return [number for number, _ in script.mixed]
-
-    assert virtual(play()) == [4]
+    script = willing()
+    rule = 'deadline_s = 5.0\nmin_updates = 2\non_missed = "continue"'
+    async with site(tmp_path, neighbours=script, **keys(rounds=4, round=rule)) as here:
+        one, two = await here.device("one"), await here.device("two")
+        await answered(here, one, two)
+        await answered(here, one)
+        await two.task()
+        await answered(here, one, two)
+        await answered(here, one, two)
+        _, rounds = await here.ended()
+    assert [closed.outcome for closed in rounds] == ["aggregated", "missed", "aggregated", "aggregated"]
+    assert [number for number, _ in script.mixed] == [4]
 
 
-def test_decisions_come_from_the_neighbours(tmp_path):
+async def test_decisions_come_from_the_neighbours(tmp_path):
     """Asked once a round, with the case of this site's devices; what they say is recorded and told."""
-
-    async def play() -> None:
-        script = willing()
-        more = f'{SITES}\n[optimizer]\nname = "clusters"\n{DEVICES}'
-        async with site(tmp_path, neighbours=script, **keys(rounds=2, more=more)) as here:
-            one, two = await here.device("one"), await here.device("two")
-            for _ in range(2):
-                await answered(here, one, two)
-            await here.ended()
-            opened = [one for one in here.store.records() if isinstance(one, RoundOpened)]
-        assert script.asked == [(1, ("one", "two")), (2, ("one", "two"))]
-        assert [one.decision.objective for one in opened if one.decision] == [1.0, 2.0]
-        assert all(one.decision and one.decision.devices.keys() == {"one", "two"} for one in opened)
-
-    virtual(play())
+    script = willing()
+    more = f'{SITES}\n[optimizer]\nname = "clusters"\n{DEVICES}'
+    async with site(tmp_path, neighbours=script, **keys(rounds=2, more=more)) as here:
+        one, two = await here.device("one"), await here.device("two")
+        for _ in range(2):
+            await answered(here, one, two)
+        await here.ended()
+        opened = [one for one in here.store.records() if isinstance(one, RoundOpened)]
+    assert script.asked == [(1, ("one", "two")), (2, ("one", "two"))]
+    assert [one.decision.objective for one in opened if one.decision] == [1.0, 2.0]
+    assert all(one.decision and one.decision.devices.keys() == {"one", "two"} for one in opened)
 
 
 def test_each_site_acts_by_its_devices_share_of_the_joules(tmp_path):

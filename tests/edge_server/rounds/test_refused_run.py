@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from edge_server.cli.commands import outcome_code
-from edge_server.journal.records import AnyRecord, LeftOut, RoundOpened, RunClosed
+from edge_server.journal.records import LeftOut, RoundOpened, RunClosed
 from edge_server.journal.runs import StoredRun, outcome_of
 from edge_server.trial.tables import failure_lines
 from shared.runtime.executor import background
-from tests.edge_server.harness import site, virtual
+from tests.edge_server.harness import site
 from tests.edge_server.rounds.test_broken_devices import CAUSE, serve
 from tests.naming import names_all
+
+pytestmark = pytest.mark.virtual_time
 
 NAMED = '[[device]]\nname = "a"\n[[device]]\nname = "b"'
 
 
-def test_named_devices_that_all_refuse_end_the_run_at_once(tmp_path):
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=6, cohort="min_devices = 2", more=NAMED) as here:
-            a, b = await here.device("a"), await here.device("b")
-            async with background(serve(here, a, CAUSE), serve(here, b, CAUSE)):
-                await here.ended()
-            return here.store.records()
-
-    records = virtual(play())
+async def test_named_devices_that_all_refuse_end_the_run_at_once(tmp_path):
+    async with site(tmp_path, rounds=6, cohort="min_devices = 2", more=NAMED) as here:
+        a, b = await here.device("a"), await here.device("b")
+        async with background(serve(here, a, CAUSE), serve(here, b, CAUSE)):
+            await here.ended()
+        records = here.store.records()
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome == "refused"
     assert names_all(end.cause, "a, b", CAUSE)
@@ -37,45 +38,34 @@ def test_named_devices_that_all_refuse_end_the_run_at_once(tmp_path):
     assert line.endswith(CAUSE)
 
 
-def test_one_that_is_still_away_is_waited_for(tmp_path):
+async def test_one_that_is_still_away_is_waited_for(tmp_path):
     """It may do what the other cannot."""
-
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0", more=NAMED) as here:
-            async with background(serve(here, await here.device("a"), CAUSE)):
-                await asyncio.sleep(8)
-                async with background(serve(here, await here.device("b"))):
-                    await here.ended()
-            return here.store.records()
-
-    records = virtual(play())
+    async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0", more=NAMED) as here:
+        async with background(serve(here, await here.device("a"), CAUSE)):
+            await asyncio.sleep(8)
+            async with background(serve(here, await here.device("b"))):
+                await here.ended()
+        records = here.store.records()
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
 
 
-def test_where_the_plan_names_nobody_others_are_waited_for_once(tmp_path):
-    async def play() -> tuple[list[AnyRecord], float]:
-        async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0") as here:
-            async with background(serve(here, await here.device("bad"), CAUSE)):
-                await here.ended()
-            return here.store.records(), asyncio.get_running_loop().time()
-
-    records, took_s = virtual(play())
+async def test_where_the_plan_names_nobody_others_are_waited_for_once(tmp_path):
+    async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0") as here:
+        async with background(serve(here, await here.device("bad"), CAUSE)):
+            await here.ended()
+        records, took_s = here.store.records(), asyncio.get_running_loop().time()
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome == "refused"
     assert 5 <= took_s < 20
 
 
-def test_a_device_that_fails_and_may_do_better_is_asked_again(tmp_path):
+async def test_a_device_that_fails_and_may_do_better_is_asked_again(tmp_path):
     """An example file that is away may come back: that is no refusal."""
-
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=1, cohort="min_devices = 1", more='[[device]]\nname = "a"') as here:
-            device = await here.device("a")
-            async with background(serve(here, device, "TaskFailed: examples.npz is not there")):
-                await asyncio.sleep(20)
-            async with background(serve(here, device)):
-                await here.ended()
-            return here.store.records()
-
-    records = virtual(play())
+    async with site(tmp_path, rounds=1, cohort="min_devices = 1", more='[[device]]\nname = "a"') as here:
+        device = await here.device("a")
+        async with background(serve(here, device, "TaskFailed: examples.npz is not there")):
+            await asyncio.sleep(20)
+        async with background(serve(here, device)):
+            await here.ended()
+        records = here.store.records()
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]

@@ -26,6 +26,8 @@ from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, Puppet, Site, moved, site, update_for, virtual, write_examples, write_plan
 from tests.naming import log_messages, names_all
 
+pytestmark = pytest.mark.virtual_time
+
 LIVE = "20261122T000000Z"
 AWAY_S = 10.0
 CAUSE = "examples.npz: No such file"
@@ -53,15 +55,11 @@ async def play(here: Site, mended_s: float) -> list[AnyRecord]:
     return here.store.records()
 
 
-def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
+async def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     """Of 200 rounds 197 were missed in seconds; now each gives a model, and the record says what was done again."""
-
-    async def whole() -> list[AnyRecord]:
-        async with site(tmp_path, started=LIVE, rounds=40) as here:
-            return await play(here, AWAY_S)
-
     caplog.set_level("INFO")
-    records = virtual(whole())
+    async with site(tmp_path, started=LIVE, rounds=40) as here:
+        records = await play(here, AWAY_S)
     assert log_messages(caplog, "updates=0", "seconds=0.000", "failed=2", "one, two", CAUSE)
     assert len(log_messages(caplog, "round 1", 3, level="WARNING")) == 1
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in range(1, 41)]
@@ -73,14 +71,10 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     assert sum(one.seconds for one in records if isinstance(one, RoundClosed)) == pytest.approx(15.0)
 
 
-def test_the_pause_doubles_up_to_the_deadline(tmp_path):
+async def test_the_pause_doubles_up_to_the_deadline(tmp_path):
     """A cause that lasts costs a try in every deadline, not thousands."""
-
-    async def whole() -> list[AnyRecord]:
-        async with site(tmp_path, started=LIVE, rounds=1, round="deadline_s = 6.0") as here:
-            return await play(here, 30.0)
-
-    tries = [one.at for one in virtual(whole()) if isinstance(one, RoundOpened)]
+    async with site(tmp_path, started=LIVE, rounds=1, round="deadline_s = 6.0") as here:
+        tries = [one.at for one in await play(here, 30.0) if isinstance(one, RoundOpened)]
     assert tries == [0.0, 1.0, 3.0, 7.0, 13.0, 19.0, 25.0, 31.0]
 
 
@@ -137,7 +131,7 @@ def test_a_run_of_which_a_share_was_missed_is_short_of_its_plan(tmp_path, missed
     assert bool(explain_shortfall(records)) == is_short
 
 
-def test_a_run_of_before_goes_on_by_its_own_rule(tmp_path):
+async def test_a_run_of_before_goes_on_by_its_own_rule(tmp_path):
     """Its record says `continue`, which was what a plan meant that said nothing."""
     plan = load(write_plan(tmp_path, rounds=2), tmp_path)
     assert plan.round.on_missed == "retry"
@@ -146,12 +140,8 @@ def test_a_run_of_before_goes_on_by_its_own_rule(tmp_path):
     store.append(RunOpened(run=RUN, plan=begun, started=LIVE))
     store.close()
     assert find_unfinished(tmp_path, plan) == RUN
-
-    async def whole() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=2, started=LIVE) as here:
-            return await play(here, 0.5)
-
-    assert [one.outcome for one in closed_rounds(virtual(whole()))] == ["missed", "missed"]
+    async with site(tmp_path, rounds=2, started=LIVE) as here:
+        assert [one.outcome for one in closed_rounds(await play(here, 0.5))] == ["missed", "missed"]
 
 
 def test_a_run_whose_number_of_batches_was_settled_is_gone_on_with(tmp_path):

@@ -10,13 +10,15 @@ import pytest
 from edge_server.fleet import silent_devices
 from edge_server.fleet.silent_devices import FIRST_PROBE, SILENT_ROUNDS, SilentDevices
 from edge_server.fleet.state import Fleet
-from edge_server.journal.records import AnyRecord, LeftOut, RoundClosed, RoundOpened, closed_rounds
+from edge_server.journal.records import AnyRecord, LeftOut, RoundOpened, closed_rounds
 from edge_server.trial.tables import failure_lines, rounds_table
 from shared.protocol.messages import Report, Status, Want
 from shared.runtime.executor import background
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import Puppet, Site, moved, site, virtual
 from tests.naming import log_messages, names_all
+
+pytestmark = pytest.mark.virtual_time
 
 DEADLINE_S = 30.0
 ROUND = f"deadline_s = {DEADLINE_S}"
@@ -53,18 +55,14 @@ def delayed(records: list[AnyRecord]) -> list[int]:
     return [one.round for one in closed_rounds(records) if one.seconds > DEADLINE_S / 2]
 
 
-def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
+async def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
     """It was waited for in every round, to the deadline; now it is asked rarely, and not waited for."""
     rounds = SILENT_ROUNDS + 2 + FIRST_PROBE
-
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=rounds, round=ROUND) as here:
-            await here.device("silent")
-            async with background(serve(here, await here.device("good"))):
-                await here.ended()
-            return here.store.records()
-
-    records = virtual(play())
+    async with site(tmp_path, rounds=rounds, round=ROUND) as here:
+        await here.device("silent")
+        async with background(serve(here, await here.device("good"))):
+            await here.ended()
+        records = here.store.records()
     assert delayed(records) == list(range(1, SILENT_ROUNDS + 1))
     assert asked(records, "silent") == [*range(1, SILENT_ROUNDS + 1), SILENT_ROUNDS + FIRST_PROBE + 1]
     [out] = [one for one in records if isinstance(one, LeftOut)]
@@ -76,52 +74,44 @@ def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("word", ["report", "want", "birth", "again"])
-def test_a_silent_device_that_speaks_takes_part_again(tmp_path, word, caplog):
+async def test_a_silent_device_that_speaks_takes_part_again(tmp_path, word, caplog):
     words = {
         "report": Report(device="silent", at=9.0, instance="silent"),
         "want": Want(digest=bytes(16), frame_bytes=1024, ranges=[(0, 1)]),
         "birth": Status(device="silent", session=1, instance="anew", online=True),
         "again": Status(device="silent", session=2, instance="silent", online=True),
     }
-
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=9, round=ROUND) as here:
-            silent = await here.device("silent")
-            await silent.say(Report(device="silent", at=1.0, instance="silent"), "report")
-            async with background(serve(here, await here.device("good"))):
-                await until_round(here, SILENT_ROUNDS + 3)
-                assert asked(here.store.records(), "silent") == [1, 2, 3]
-                while list(silent.tasks.drain()):
-                    pass
-                await silent.say(words[word], "want" if word == "want" else "report" if word == "report" else "status")
-                async with background(serve(here, silent)):
-                    await here.ended()
-            return here.store.records()
-
     caplog.set_level("INFO")
-    records = virtual(play())
+    async with site(tmp_path, rounds=9, round=ROUND) as here:
+        silent = await here.device("silent")
+        await silent.say(Report(device="silent", at=1.0, instance="silent"), "report")
+        async with background(serve(here, await here.device("good"))):
+            await until_round(here, SILENT_ROUNDS + 3)
+            assert asked(here.store.records(), "silent") == [1, 2, 3]
+            while list(silent.tasks.drain()):
+                pass
+            await silent.say(words[word], "want" if word == "want" else "report" if word == "report" else "status")
+            async with background(serve(here, silent)):
+                await here.ended()
+        records = here.store.records()
     assert asked(records, "silent") == [1, 2, 3, 7, 8, 9]
     assert delayed(records) == [1, 2, 3]
     assert [one.args for one in caplog.records if one.name == silent_devices.__name__] == [("silent",)]
     assert failure_lines(records) == []
 
 
-def test_a_device_that_reports_and_is_late_is_asked_on(tmp_path):
+async def test_a_device_that_reports_and_is_late_is_asked_on(tmp_path):
     """It is slow, not silent: the plan's quorum and over-selection are for it."""
-
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=8, round=ROUND) as here:
-            slow = await here.device("slow")
-            async with background(serve(here, await here.device("good")), report(slow, DEADLINE_S * 0.9)):
-                await here.ended()
-            return here.store.records()
-
-    records = virtual(play())
+    async with site(tmp_path, rounds=8, round=ROUND) as here:
+        slow = await here.device("slow")
+        async with background(serve(here, await here.device("good")), report(slow, DEADLINE_S * 0.9)):
+            await here.ended()
+        records = here.store.records()
     assert asked(records, "slow") == list(range(1, 9))
     assert not [one for one in records if isinstance(one, LeftOut)]
 
 
-def test_a_word_that_comes_while_others_are_still_given_their_tasks_counts(tmp_path):
+async def test_a_word_that_comes_while_others_are_still_given_their_tasks_counts(tmp_path):
     """On a broker that takes its time; the device asks for the model and then trains beyond every deadline."""
 
     class Slow(MemoryTransport):
@@ -134,56 +124,42 @@ def test_a_word_that_comes_while_others_are_still_given_their_tasks_counts(tmp_p
             task = await puppet.task()
             await puppet.say(Want(digest=task.params.digest, frame_bytes=1024, ranges=[(0, 1)]), "want")
 
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, Slow(), rounds=8, round=ROUND) as here:
-            slow = await here.device("a-slow")
-            async with background(serve(here, await here.device("good")), ask(slow)):
-                await here.ended()
-            return here.store.records()
-
-    assert asked(virtual(play()), "a-slow") == list(range(1, 9))
+    async with site(tmp_path, Slow(), rounds=8, round=ROUND) as here:
+        slow = await here.device("a-slow")
+        async with background(serve(here, await here.device("good")), ask(slow)):
+            await here.ended()
+        assert asked(here.store.records(), "a-slow") == list(range(1, 9))
 
 
-def test_a_silent_device_that_answers_takes_nobodys_place(tmp_path):
+async def test_a_silent_device_that_answers_takes_nobodys_place(tmp_path):
     """It is asked again in this round, speaks, and is first: the round waits for the other one all the same."""
     number = SILENT_ROUNDS + FIRST_PROBE + 1
-
-    async def play() -> list[RoundClosed]:
-        async with site(tmp_path, rounds=number, round=ROUND) as here:
-            silent = await here.device("silent")
-            async with background(serve(here, await here.device("good"))):
-                await until_round(here, number)
-                *_, task = [await silent.task() for _ in range(SILENT_ROUNDS + 1)]
-                await silent.answer(task, moved(here.plan, 0.01))
-                return (await here.ended())[1]
-
-    assert virtual(play())[-1].arrived == ("good", "silent")
+    async with site(tmp_path, rounds=number, round=ROUND) as here:
+        silent = await here.device("silent")
+        async with background(serve(here, await here.device("good"))):
+            await until_round(here, number)
+            *_, task = [await silent.task() for _ in range(SILENT_ROUNDS + 1)]
+            await silent.answer(task, moved(here.plan, 0.01))
+            assert (await here.ended())[1][-1].arrived == ("good", "silent")
 
 
-def test_short_deadlines_leave_out_nobody_before_it_could_have_reported(tmp_path):
-    async def play() -> list[AnyRecord]:
-        async with site(tmp_path, rounds=20, round="deadline_s = 2.0") as here:
-            slow = await here.device("slow")
-            async with background(serve(here, await here.device("good")), report(slow, 30.0)):
-                await here.ended()
-            return here.store.records()
-
-    assert asked(virtual(play()), "slow") == list(range(1, 21))
+async def test_short_deadlines_leave_out_nobody_before_it_could_have_reported(tmp_path):
+    async with site(tmp_path, rounds=20, round="deadline_s = 2.0") as here:
+        slow = await here.device("slow")
+        async with background(serve(here, await here.device("good")), report(slow, 30.0)):
+            await here.ended()
+        assert asked(here.store.records(), "slow") == list(range(1, 21))
 
 
-def test_nobody_is_left_out_where_a_round_needs_it(tmp_path):
+async def test_nobody_is_left_out_where_a_round_needs_it(tmp_path):
     """Two updates are needed of two devices: the round waits for both, and is done again until both have come."""
-
-    async def play() -> list[RoundClosed]:
-        rule = f"{ROUND}\nmin_updates = 2"
-        async with site(tmp_path, rounds=1, round=rule, started="2026-11-23") as here:
-            silent = await here.device("silent")
-            async with background(serve(here, await here.device("good"))):
-                await asyncio.sleep(20 * DEADLINE_S)
-                async with background(serve(here, silent)):
-                    return (await here.ended())[1]
-
-    assert virtual(play())[-1].arrived == ("good", "silent")
+    rule = f"{ROUND}\nmin_updates = 2"
+    async with site(tmp_path, rounds=1, round=rule, started="2026-11-23") as here:
+        silent = await here.device("silent")
+        async with background(serve(here, await here.device("good"))):
+            await asyncio.sleep(20 * DEADLINE_S)
+            async with background(serve(here, silent)):
+                assert (await here.ended())[1][-1].arrived == ("good", "silent")
 
 
 def test_a_restarted_server_remembers_who_was_silent(tmp_path):

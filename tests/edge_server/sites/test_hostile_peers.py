@@ -34,12 +34,14 @@ from shared.protocol.measurements import Cost
 from shared.protocol.peers import EdgeWord, Hello, Ruling, Telemetry
 from shared.protocol.topics import peer_topic
 from shared.tensors.tree import State, Tree
-from tests.edge_server.harness import Country, beginning, virtual
+from tests.edge_server.harness import beginning
 from tests.edge_server.sites.test_coordinate import asked, case_of, land
 from tests.edge_server.sites.test_gossip import until_heard
 from tests.edge_server.sites.test_sites_whole import ROUNDS, Region, planned
 from tests.edge_server.textbook import require_equal, textbook_round
 from tests.naming import names_all
+
+pytestmark = pytest.mark.virtual_time
 
 Change = Callable[[Tensor], Tensor]
 
@@ -189,55 +191,43 @@ BAD_TERMS = [(1 << 64) - 1, 1 << 63, (1 << 63) - 1, 1 << 41, MOST_TERMS_AHEAD + 
 
 @pytest.mark.parametrize("term", BAD_TERMS, ids=str)
 @pytest.mark.parametrize("kind", ["Telemetry", "Ruling"])
-def test_a_term_far_ahead_is_not_adopted(tmp_path, term, kind):
+async def test_a_term_far_ahead_is_not_adopted(tmp_path, term, kind):
     """By a case or by a coordinator's word: the next decision is as without it, and the journal is read again."""
-
-    async def routine() -> Country:
-        one = land(tmp_path, "ab")
-        async with one.all() as towns:
-            await until_heard(towns["a"], "b")
-            body = {"case": pack_case(case_of("b"))} if kind == "Telemetry" else {"reason": "term"}
-            channel = "telemetry" if kind == "Telemetry" else "decision"
-            data = raw(kind, **TELEMETRY | {"term": term}, **body)
-            place = peer_topic("a", "b", channel) if kind == "Telemetry" else peer_topic("b", "a", channel)
-            await one.brokers["a" if kind == "Telemetry" else "b"].publish(place, data)
-            await asyncio.sleep(1.0)
-            assert one.of("a", TermBegan) == []
-            found = await asyncio.gather(*(asked(town, 1) for town in towns.values()))
-            assert {(each.term, each.coordinator) for each in found} == {(0, "a")}
-            assert sum(towns["a"].links.refused.values()) == 1
-        return one
-
-    one = virtual(routine())
+    one = land(tmp_path, "ab")
+    async with one.all() as towns:
+        await until_heard(towns["a"], "b")
+        body = {"case": pack_case(case_of("b"))} if kind == "Telemetry" else {"reason": "term"}
+        channel = "telemetry" if kind == "Telemetry" else "decision"
+        data = raw(kind, **TELEMETRY | {"term": term}, **body)
+        place = peer_topic("a", "b", channel) if kind == "Telemetry" else peer_topic("b", "a", channel)
+        await one.brokers["a" if kind == "Telemetry" else "b"].publish(place, data)
+        await asyncio.sleep(1.0)
+        assert one.of("a", TermBegan) == []
+        found = await asyncio.gather(*(asked(town, 1) for town in towns.values()))
+        assert {(each.term, each.coordinator) for each in found} == {(0, "a")}
+        assert sum(towns["a"].links.refused.values()) == 1
     for record in one.records["a"]:
         sqlite.encode(record)
 
 
-def test_terms_that_grow_step_by_step_fill_no_journal(tmp_path):
-    async def routine() -> Country:
-        one = land(tmp_path, "ab")
-        async with one.all() as towns:
-            await until_heard(towns["a"], "b")
-            for term in range(1, 1000):
-                data = raw("Ruling", **TELEMETRY | {"term": term}, reason="term")
-                await one.brokers["b"].publish(peer_topic("b", "a", "decision"), data)
-            await asyncio.sleep(1.0)
-        return one
-
-    assert len(virtual(routine()).of("a", TermBegan)) == MOST_TERMS_HEARD
+async def test_terms_that_grow_step_by_step_fill_no_journal(tmp_path):
+    one = land(tmp_path, "ab")
+    async with one.all() as towns:
+        await until_heard(towns["a"], "b")
+        for term in range(1, 1000):
+            data = raw("Ruling", **TELEMETRY | {"term": term}, reason="term")
+            await one.brokers["b"].publish(peer_topic("b", "a", "decision"), data)
+        await asyncio.sleep(1.0)
+    assert len(one.of("a", TermBegan)) == MOST_TERMS_HEARD
 
 
-def test_a_journal_with_a_poisoned_term_is_gone_on_with(tmp_path):
+async def test_a_journal_with_a_poisoned_term_is_gone_on_with(tmp_path):
     """One that a version before this has written: its server ended with every start."""
-
-    async def routine() -> Decision:
-        one = land(tmp_path, "ab")
-        one.records["b"].append(TermBegan(round=1, term=(1 << 64) - 1, cause="heard"))
-        async with one.all() as towns:
-            _, found = await asyncio.gather(*(asked(town, 1) for town in towns.values()))
-            return found
-
-    assert virtual(routine()).coordinator == "a"
+    one = land(tmp_path, "ab")
+    one.records["b"].append(TermBegan(round=1, term=(1 << 64) - 1, cause="heard"))
+    async with one.all() as towns:
+        _, found = await asyncio.gather(*(asked(town, 1) for town in towns.values()))
+        assert found.coordinator == "a"
 
 
 FIGURES = [math.nan, math.inf, -math.inf, -1.0, -5e-324, 1e300, 1e9, "1", True, None]
@@ -258,24 +248,19 @@ def telemetry(field: str, figure: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("figure", FIGURES, ids=str)
 @pytest.mark.parametrize("field", ["pledge", "asks", "limit", "figure", "deadline"])
-def test_a_figure_that_cannot_be_is_refused_before_it_is_journaled(tmp_path, field, figure):
+async def test_a_figure_that_cannot_be_is_refused_before_it_is_journaled(tmp_path, field, figure):
     """The coordinator decides for its own devices, and its journal is read by the next process."""
-
-    async def routine() -> Country:
-        one = land(tmp_path, "ab")
-        a, b = await one.start("a"), await one.start("b")
-        await until_heard(a, "b")
-        data = raw("Telemetry", **TELEMETRY, **telemetry(field, figure))
-        for _ in range(3):
-            await one.brokers["a"].publish(peer_topic("a", "b", "telemetry"), data)
-        await asyncio.sleep(0.1)
-        await one.kill(b)
-        found = await asked(a, 1)
-        assert {"a-1", "a-2"} == found.devices.keys()
-        await a.stack.aclose()
-        return one
-
-    one = virtual(routine())
+    one = land(tmp_path, "ab")
+    a, b = await one.start("a"), await one.start("b")
+    await until_heard(a, "b")
+    data = raw("Telemetry", **TELEMETRY, **telemetry(field, figure))
+    for _ in range(3):
+        await one.brokers["a"].publish(peer_topic("a", "b", "telemetry"), data)
+    await asyncio.sleep(0.1)
+    await one.kill(b)
+    found = await asked(a, 1)
+    assert {"a-1", "a-2"} == found.devices.keys()
+    await a.stack.aclose()
     [record] = one.of("a", Coordinated)
     if not (field in {"limit", "deadline"} and figure == 1e9) and not (field == "pledge" and figure is None):
         assert set(record.sites) == {"a"}
@@ -331,55 +316,47 @@ def test_a_coordinator_gives_no_device_what_none_can_be_given(given):
 
 
 @pytest.mark.parametrize("grant", [math.nan, math.inf, -1.0, 1e6, 201.0])
-def test_a_grant_beyond_the_plans_joules_is_not_credited(tmp_path, grant):
-    async def routine() -> float:
-        one = land(tmp_path, "ab")
-        a, b = await one.start("a"), await one.start("b")
-        await until_heard(b, "a")
-        await one.kill(a, silently=True)
-        work = asyncio.create_task(asked(b, 1))
-        await asyncio.sleep(1.0)
-        fields = {"site": "a", "run": "run-of-a", "round": 1, "term": 0, "reason": "late"}
-        data = raw("Ruling", **fields, grants=[[1, 0, grant]])
-        await one.brokers["a"].publish(peer_topic("a", "b", "decision"), data)
-        await work
-        await b.stack.aclose()
-        return sum(record.joules for record in one.of("b", Granted) if record.term == 0)
-
-    assert virtual(routine()) == 0.0
+async def test_a_grant_beyond_the_plans_joules_is_not_credited(tmp_path, grant):
+    one = land(tmp_path, "ab")
+    a, b = await one.start("a"), await one.start("b")
+    await until_heard(b, "a")
+    await one.kill(a, silently=True)
+    work = asyncio.create_task(asked(b, 1))
+    await asyncio.sleep(1.0)
+    fields = {"site": "a", "run": "run-of-a", "round": 1, "term": 0, "reason": "late"}
+    data = raw("Ruling", **fields, grants=[[1, 0, grant]])
+    await one.brokers["a"].publish(peer_topic("a", "b", "decision"), data)
+    await work
+    await b.stack.aclose()
+    assert sum(record.joules for record in one.of("b", Granted) if record.term == 0) == 0.0
 
 
-def test_old_messages_that_are_said_again_change_nothing(tmp_path):
+async def test_old_messages_that_are_said_again_change_nothing(tmp_path):
     """Each message of two rounds and gossips, once more in the third: nothing is decided, mixed or credited twice."""
+    one = land(tmp_path, "ab")
+    one.edges.add(frozenset("ab"))
+    said: list[tuple[str, bytes]] = []
+    async with one.all() as towns:
+        names = [peer_topic("a", "b", channel) for channel in ("gossip", "telemetry", "status")]
 
-    async def routine() -> tuple[Country, list[int]]:
-        one = land(tmp_path, "ab")
-        one.edges.add(frozenset("ab"))
-        said: list[tuple[str, bytes]] = []
-        async with one.all() as towns:
-            names = [peer_topic("a", "b", channel) for channel in ("gossip", "telemetry", "status")]
+        async def record() -> None:
+            async with one.brokers["a"].subscribe(*names) as inbox:
+                async for name, data in inbox:
+                    said.append((name, data))
 
-            async def record() -> None:
-                async with one.brokers["a"].subscribe(*names) as inbox:
-                    async for name, data in inbox:
-                        said.append((name, data))
-
-            recording = asyncio.create_task(record())
-            for number in (1, 2):
-                await asyncio.gather(*(asked(town, number) for town in towns.values()))
-                await asyncio.gather(*(town.exchange(number) for town in towns.values()))
-            recording.cancel()
-            counts = [len(one.records["a"])]
-            for name, data in said.copy():
-                await one.brokers["a"].publish(name, data)
-            await asyncio.sleep(1.0)
-            counts.append(len(one.records["a"]))
-            found = await asyncio.gather(*(asked(town, 3) for town in towns.values()))
-            assert all(len(each.devices) == 2 for each in found)
-            await asyncio.gather(*(town.exchange(3) for town in towns.values()))
-        return one, counts
-
-    one, counts = virtual(routine())
+        recording = asyncio.create_task(record())
+        for number in (1, 2):
+            await asyncio.gather(*(asked(town, number) for town in towns.values()))
+            await asyncio.gather(*(town.exchange(number) for town in towns.values()))
+        recording.cancel()
+        counts = [len(one.records["a"])]
+        for name, data in said.copy():
+            await one.brokers["a"].publish(name, data)
+        await asyncio.sleep(1.0)
+        counts.append(len(one.records["a"]))
+        found = await asyncio.gather(*(asked(town, 3) for town in towns.values()))
+        assert all(len(each.devices) == 2 for each in found)
+        await asyncio.gather(*(town.exchange(3) for town in towns.values()))
     assert counts[0] == counts[1]
     assert [record.on for record in one.of("a", Gossiped)] == [("b",)] * 3
 

@@ -16,7 +16,7 @@ from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.overview import read_rounds
 from edge_server.trial.peers import connect_peers
 from shared.tensors.tree import State
-from tests.edge_server.gateway.sites import GUARD_S, LiveSite, make_site, needs_mosquitto
+from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto
 from tests.edge_server.harness import beginning
 from tests.edge_server.sites.test_sites_whole import EDGE_ROUNDS, HOMES, planned
 from tests.edge_server.textbook import require_equal
@@ -42,34 +42,30 @@ def config_of(sites: dict[str, LiveSite], name: str) -> ServerConfig:
     return ServerConfig(plan="none.toml", site=name, broker=sites[name].for_server(), peer=(peer,))
 
 
-def test_neighbours_decide_and_mix_by_certificates(tmp_path):
+async def test_neighbours_decide_and_mix_by_certificates(tmp_path):
     plan = planned(tmp_path)
     sites = {name: make_site(tmp_path / name, name) for name in HOMES}
     configs = {name: config_of(sites, name) for name in HOMES}
     for site in sites.values():  # who is a peer there stands in the access list
         site.renew_files()
-
-    async def story() -> dict[str, State]:
-        async with live(sites), AsyncExitStack() as stack:
-            servers = {}
-            for name, config in configs.items():
-                store = SqliteStore(tmp_path / name / "run", durable=False)
-                stack.callback(store.close)
-                servers[name] = await stack.enter_async_context(connect_peers(config, plan, f"run-of-{name}", store))
-            for number in range(1, EDGE_ROUNDS + 1):
-                await asyncio.gather(*(one.begin(number) for one in servers.values()))
-                cases = {name: case_of(device) for name, device in HOMES.items()}
-                found = await asyncio.gather(*(one.decide(cases[name], number) for name, one in servers.items()))
-                assert {one.coordinator for one in found} == {"north"}
-            states = [State(moved_by(plan, by)) for by in (1.0, 3.0)]
-            mixed = await asyncio.gather(
-                *(one.mix(EDGE_ROUNDS, state) for one, state in zip(servers.values(), states, strict=True))
-            )
-            for one in servers.values():
-                await one.leave()
-            return dict(zip(servers, mixed, strict=True))
-
-    mixed = asyncio.run(asyncio.wait_for(story(), 2 * GUARD_S))
+    async with live(sites), AsyncExitStack() as stack:
+        servers = {}
+        for name, config in configs.items():
+            store = SqliteStore(tmp_path / name / "run", durable=False)
+            stack.callback(store.close)
+            servers[name] = await stack.enter_async_context(connect_peers(config, plan, f"run-of-{name}", store))
+        for number in range(1, EDGE_ROUNDS + 1):
+            await asyncio.gather(*(one.begin(number) for one in servers.values()))
+            cases = {name: case_of(device) for name, device in HOMES.items()}
+            found = await asyncio.gather(*(one.decide(cases[name], number) for name, one in servers.items()))
+            assert {one.coordinator for one in found} == {"north"}
+        states = [State(moved_by(plan, by)) for by in (1.0, 3.0)]
+        mixed = await asyncio.gather(
+            *(one.mix(EDGE_ROUNDS, state) for one, state in zip(servers.values(), states, strict=True))
+        )
+        for one in servers.values():
+            await one.leave()
+        mixed = dict(zip(servers, mixed, strict=True))
     require_equal(mixed["north"].tree, mixed["south"].tree)
     for key, leaf in moved_by(plan, 2.0).items():
         torch.testing.assert_close(mixed["north"].tree[key], leaf)

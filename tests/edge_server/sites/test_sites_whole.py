@@ -47,6 +47,8 @@ from tests.edge_server.fleets import FRAME_BYTES, RUN, Network, Site, Stopping
 from tests.edge_server.harness import beginning, virtual, write_examples, write_plan
 from tests.edge_server.textbook import require_equal, textbook_round
 
+pytestmark = pytest.mark.virtual_time
+
 HOMES = {"north": "a", "south": "b"}
 ROUNDS, EDGE_ROUNDS = 4, 2
 TOGETHER = f"""
@@ -202,7 +204,7 @@ def test_one_site_decides_for_the_devices_of_both(tmp_path):
     assert summarise_sites(ends["south"][1]).coordinator == "north"
 
 
-def test_a_site_that_is_gone_for_good_leaves_the_others_training(tmp_path):
+async def test_a_site_that_is_gone_for_good_leaves_the_others_training(tmp_path):
     """It coordinated, and nobody says that it is gone: one deadline for a decision, and two for a gossip's last word.
 
     The other one takes over, and keeps the weight of its neighbour: from there it is FedAvg of its own device.
@@ -210,16 +212,12 @@ def test_a_site_that_is_gone_for_good_leaves_the_others_training(tmp_path):
     plan = planned(tmp_path, OPTIMIZER)
     plan = msgspec.structs.replace(plan, sites=msgspec.structs.replace(plan.sites, deadline_s=60.0))
     region = Region(plan, tmp_path)
-
-    async def routine() -> tuple[State, list[AnyRecord], float]:
-        async with AsyncExitStack() as stack:
-            for name, site in region.sites.items():
-                await stack.enter_async_context(site.devices(HOMES[name]))
-            north = region.serve_until("north", is_second_closed)
-            _, (state, records) = await asyncio.gather(north, region.serve("south"))
-            return state, records, asyncio.get_running_loop().time()
-
-    state, records, seconds = virtual(routine())
+    async with AsyncExitStack() as stack:
+        for name, site in region.sites.items():
+            await stack.enter_async_context(site.devices(HOMES[name]))
+        north = region.serve_until("north", is_second_closed)
+        _, (state, records) = await asyncio.gather(north, region.serve("south"))
+        seconds = asyncio.get_running_loop().time()
     assert [one.outcome for one in closed_rounds(records)] == ["aggregated"] * ROUNDS
     assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [
         (2, {}),

@@ -14,22 +14,20 @@ import pytest
 from shared.runtime import clock
 from tests.naming import naming
 
+pytestmark = pytest.mark.virtual_time
 
-def test_sleep_jumps(virtually):
+
+async def test_sleep_jumps():
     """A week of virtual time takes no real time, and time() moves by exactly the week."""
-
-    async def week() -> float:
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        await asyncio.sleep(7 * 86_400.0)
-        return loop.time() - before
-
     started = time.monotonic()
-    assert virtually(week()) == 7 * 86_400.0
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    await asyncio.sleep(7 * 86_400.0)
+    assert (loop.time() - before) == 7 * 86_400.0
     assert time.monotonic() - started < 60
 
 
-def test_timers_fire_at_their_time_and_in_order(virtually):
+async def test_timers_fire_at_their_time_and_in_order():
     """Three sleepers, started out of order, wake at 1, 2.5 and 4; what computes between them takes no time."""
     woken = []
 
@@ -38,10 +36,7 @@ def test_timers_fire_at_their_time_and_in_order(virtually):
         sum(range(100_000))
         woken.append((seconds, asyncio.get_running_loop().time()))
 
-    async def all_three() -> None:
-        await asyncio.gather(sleeper(4.0), sleeper(1.0), sleeper(2.5))
-
-    virtually(all_three())
+    await asyncio.gather(sleeper(4.0), sleeper(1.0), sleeper(2.5))
     assert woken == [(1.0, 1.0), (2.5, 2.5), (4.0, 4.0)]
 
 
@@ -71,27 +66,20 @@ def test_what_is_left_is_nothing_or_more_than_time_moves_by():
         assert clock.remaining_s(began + wait_s, began + wait_s) == 0.0
 
 
-def test_timeouts_are_virtual(virtually):
-    async def waits() -> float:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3600):
-                await asyncio.Event().wait()
-        return asyncio.get_running_loop().time()
-
-    assert virtually(waits()) == 3600.0
+async def test_timeouts_are_virtual():
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3600):
+            await asyncio.Event().wait()
+    assert asyncio.get_running_loop().time() == 3600.0
 
 
-def test_many_small_steps_add_up(virtually):
+async def test_many_small_steps_add_up():
     """Ten thousand steps of 0.1 s: no step is skipped, repeated or stuck, also late in virtual time."""
-
-    async def steps() -> float:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(1e6)
-        for _ in range(10_000):
-            await asyncio.sleep(0.1)
-        return loop.time()
-
-    assert virtually(steps()) == pytest.approx(1e6 + 1000, abs=1e-4)
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(1e6)
+    for _ in range(10_000):
+        await asyncio.sleep(0.1)
+    assert loop.time() == pytest.approx(1e6 + 1000, abs=1e-4)
 
 
 def test_a_wait_for_nothing_is_an_error(virtually):
@@ -134,32 +122,28 @@ def test_real_time():
     assert stamp <= clock.utc_stamp()
 
 
-def test_what_runs_elsewhere_is_asked_for_before_time_moves(virtually):
+async def test_what_runs_elsewhere_is_asked_for_before_time_moves():
     """Only when nothing is left to do at that moment, once for each thing it does, and time stands meanwhile."""
     asked, done = [], []
+    loop = asyncio.get_running_loop()
+    results = [loop.create_future() for _ in range(2)]
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        results = [loop.create_future() for _ in range(2)]
+    def settle() -> bool:
+        asked.append((loop.time(), len(done)))
+        if loop.time() < 3.0 or not results:
+            return False
+        results.pop(0).set_result(None)
+        return True
 
-        def settle() -> bool:
-            asked.append((loop.time(), len(done)))
-            if loop.time() < 3.0 or not results:
-                return False
-            results.pop(0).set_result(None)
-            return True
+    async def follow(result: asyncio.Future[None]) -> None:
+        await result
+        for _ in range(3):
+            await asyncio.sleep(0)
+        done.append(loop.time())
 
-        async def follow(result: asyncio.Future[None]) -> None:
-            await result
-            for _ in range(3):
-                await asyncio.sleep(0)
-            done.append(loop.time())
-
-        loop.before_time_moves(settle)
-        following = [asyncio.ensure_future(follow(result)) for result in results]
-        await asyncio.sleep(3.0)
-        await asyncio.gather(*following)
-
-    virtually(main())
+    loop.before_time_moves(settle)
+    following = [asyncio.ensure_future(follow(result)) for result in results]
+    await asyncio.sleep(3.0)
+    await asyncio.gather(*following)
     assert done == [3.0, 3.0]
     assert [one for one in asked if one[0] == 3.0] == [(3.0, 0), (3.0, 1)]

@@ -115,18 +115,14 @@ PRINT = "lambda: print(chr(177)) or 0"
         ("lambda: int(sys.stdin.read() != '')", "<&-", 0, []),
     ],
 )
-def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, named):
+async def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, named):
     program = PRINTING.format(run=run).replace('"', "'")
-
-    async def ask():
-        line = f'PYTHONIOENCODING=ascii {sys.executable} -c "{program}" {redirection}'
-        child = await asyncio.create_subprocess_exec(
-            "sh", "-c", line, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-        )
-        told = (await child.communicate())[1]
-        return child.returncode, told.decode()
-
-    found, told = asyncio.run(ask())
+    line = f'PYTHONIOENCODING=ascii {sys.executable} -c "{program}" {redirection}'
+    child = await asyncio.create_subprocess_exec(
+        "sh", "-c", line, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    told = (await child.communicate())[1]
+    found, told = child.returncode, told.decode()
     assert (found, names_all(told, *named), len(told.splitlines())) == (code, True, int(bool(named))), told
     assert told.startswith("prog: ") == bool(named)
 

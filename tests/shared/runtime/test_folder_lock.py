@@ -55,22 +55,18 @@ def test_who_lost_the_whole_folder_to_another_process_ends(tmp_path):
             lock.renew()
 
 
-def test_a_lock_is_kept_until_somebody_else_has_the_folder(tmp_path, monkeypatch):
+async def test_a_lock_is_kept_until_somebody_else_has_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "LOOK_S", 0.01)
-
-    async def play() -> None:
-        with hold_lock(tmp_path) as lock:
-            keeping = asyncio.create_task(keep_lock(lock))
-            (tmp_path / FOLDER_LOCK).unlink()
-            while not (tmp_path / FOLDER_LOCK).exists():  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
-            assert not keeping.done()
-            tmp_path.rename(tmp_path.with_name("aside"))
-            tmp_path.mkdir(mode=0o700)
-            with hold_lock(tmp_path), pytest.raises(ConfigError, match=naming(tmp_path / FOLDER_LOCK)):
-                await keeping
-
-    asyncio.run(play())
+    with hold_lock(tmp_path) as lock:
+        keeping = asyncio.create_task(keep_lock(lock))
+        (tmp_path / FOLDER_LOCK).unlink()
+        while not (tmp_path / FOLDER_LOCK).exists():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        assert not keeping.done()
+        tmp_path.rename(tmp_path.with_name("aside"))
+        tmp_path.mkdir(mode=0o700)
+        with hold_lock(tmp_path), pytest.raises(ConfigError, match=naming(tmp_path / FOLDER_LOCK)):
+            await keeping
 
 
 def test_a_lock_that_another_user_made_is_for_the_operator_to_give():

@@ -74,15 +74,11 @@ def test_of_a_child_that_was_killed_just_now_the_signal_is_told(monkeypatch) -> 
     assert end(READS, killed) == -signal.SIGKILL
 
 
-def test_where_memory_runs_out_a_child_offers_itself() -> None:
+async def test_where_memory_runs_out_a_child_offers_itself() -> None:
     """The kernel takes a process of 500 rather than the one that started it, however much that has."""
     script = (
         "from shared.runtime.memory import prefer_oom_kill; prefer_oom_kill(); "
         "print(open('/proc/self/oom_score_adj').read())"
     )
-
-    async def story() -> int:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)
-        return int((await process.communicate())[0])
-
-    assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == 500
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)
+    assert int((await process.communicate())[0]) == 500

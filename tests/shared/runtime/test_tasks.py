@@ -31,16 +31,12 @@ async def fail() -> None:
     raise Unreachable("away") from OSError("socket")
 
 
-def test_tasks_end_with_the_block():
+async def test_tasks_end_with_the_block():
     """All of them, and before the block is left."""
     left: list[str] = []
-
-    async def use() -> None:
-        async with background(forever(left, "a"), forever(left, "b")):
-            await asyncio.sleep(0)
-        assert sorted(left) == ["a", "b"]
-
-    run(use())
+    async with background(forever(left, "a"), forever(left, "b")):
+        await asyncio.sleep(0)
+    assert sorted(left) == ["a", "b"]
 
 
 def test_a_task_may_end_by_itself():
@@ -94,7 +90,7 @@ def test_two_errors_stay_a_group():
     assert [type(error) for error in caught.value.exceptions] == [Unreachable, Unreachable]
 
 
-def test_cancelling_from_outside_is_no_error():
+async def test_cancelling_from_outside_is_no_error():
     """The tasks end, and the canceller sees a cancelled task."""
     left: list[str] = []
 
@@ -102,12 +98,9 @@ def test_cancelling_from_outside_is_no_error():
         async with background(forever(left)):
             await asyncio.Event().wait()
 
-    async def use() -> bool:
-        task = asyncio.create_task(block())
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.wait({task})
-        return task.cancelled()
-
-    assert run(use()) is True
+    task = asyncio.create_task(block())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled() is True
     assert left == ["x"]

@@ -96,7 +96,7 @@ def test_a_fleet_is_spread(virtually, monkeypatch, away_s, stretch_s, most):
     assert crowd([each[-1] for each in in_step], stretch_s) == 1.0
 
 
-def test_a_broker_that_accepts_and_drops_is_not_hammered(real):
+async def test_a_broker_that_accepts_and_drops_is_not_hammered():
     """Every CONNECT is accepted and the connection closed: a handful of attempts in 2.5 s, not four a second."""
     attempts: list[float] = []
 
@@ -107,19 +107,16 @@ def test_a_broker_that_accepts_and_drops_is_not_hammered(real):
         await writer.drain()
         writer.close()
 
-    async def use() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "device").running():
-            while len(attempts) < 2:  # noqa: ASYNC110 - what is waited for is at the other end
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(2.0)
-
-    real(use())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port), "device").running():
+        while len(attempts) < 2:  # noqa: ASYNC110 - what is waited for is at the other end
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2.0)
     assert 2 <= len(attempts) <= 7
 
 
-def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
+async def test_one_id_used_twice_is_told_with_the_remedy(caplog):
     """MQTT 5, DISCONNECT 0x8E: who is thrown out says what to mend, once, and leaves the other in peace."""
     attempts: list[bytes] = []
 
@@ -129,15 +126,12 @@ def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
         await reader.read()
         writer.close()
 
-    async def use() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "attic.pi-4").running():
-            while not any(record.levelname == "ERROR" for record in caplog.records):  # noqa: ASYNC110 - a line of the log
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(1.0)
-
-    real(use())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port), "attic.pi-4").running():
+        while not any(record.levelname == "ERROR" for record in caplog.records):  # noqa: ASYNC110 - a line of the log
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)
     [error] = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert names_all(error, "attic.pi-4", UNIQUE_NAME)
     assert len(attempts) <= 3  # the next but one waits up to half a minute
@@ -145,18 +139,14 @@ def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("version", [5, 3])
-def test_two_boards_of_one_name_on_a_real_broker_say_why_they_are_thrown_out(tmp_path, real, caplog, version):
+async def test_two_boards_of_one_name_on_a_real_broker_say_why_they_are_thrown_out(tmp_path, caplog, version):
     """mosquitto 2.0.11, and each with 3.1.1, says nothing when it closes; `no broker` was all that boards said."""
-
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true") as broker:
-            where = Broker(port=broker.port, version=version)
-            one, other = MqttTransport(where, "attic.pi-4"), MqttTransport(where, "attic.pi-4")
-            async with one.running(), other.running():
-                while UNIQUE_NAME not in caplog.text:  # noqa: ASYNC110 - what is waited for is a line of the log
-                    await asyncio.sleep(0.05)
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true") as broker:
+        where = Broker(port=broker.port, version=version)
+        one, other = MqttTransport(where, "attic.pi-4"), MqttTransport(where, "attic.pi-4")
+        async with one.running(), other.running():
+            while UNIQUE_NAME not in caplog.text:  # noqa: ASYNC110 - what is waited for is a line of the log
+                await asyncio.sleep(0.05)
     assert "`device`" in UNIQUE_NAME
     [told] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert names_all(told, "attic.pi-4", UNIQUE_NAME)
@@ -184,26 +174,18 @@ def black_hole() -> Iterator[socket.socket]:
             thread.join()  # its attempt is refused now
 
 
-def test_stops_at_once_where_nobody_answers(black_hole):
+async def test_stops_at_once_where_nobody_answers(black_hole):
     """No TCP connection comes to be for seconds: leaving does not wait for it, nor does the loop's end."""
-
-    async def use() -> None:
-        async with MqttTransport(Broker(port=black_hole.getsockname()[1]), "device").running():
-            await asyncio.sleep(0.2)
-            assert any(thread.name == "dial" for thread in threading.enumerate())
-
-    asyncio.run(use())
+    async with MqttTransport(Broker(port=black_hole.getsockname()[1]), "device").running():
+        await asyncio.sleep(0.2)
+        assert any(thread.name == "dial" for thread in threading.enumerate())
     assert any(thread.name == "dial" for thread in threading.enumerate()), "leaving waited for the attempt"
 
 
-def test_what_is_reached_too_late_is_hung_up(black_hole):
+async def test_what_is_reached_too_late_is_hung_up(black_hole):
     """The connection that comes to be after everybody has left is closed politely; its socket does not stay open."""
-
-    async def use() -> None:
-        async with MqttTransport(Broker(port=black_hole.getsockname()[1], version=3), "device").running():
-            await asyncio.sleep(0.2)
-
-    asyncio.run(use())
+    async with MqttTransport(Broker(port=black_hole.getsockname()[1], version=3), "device").running():
+        await asyncio.sleep(0.2)
     heard, nears = b"", list[socket.socket]()
     while not heard:
         ready, _, _ = select.select([black_hole, *nears], [], [], 60.0)  # those that fill the queue say nothing

@@ -56,23 +56,17 @@ def test_an_access_list_that_denies_the_will(tmp_path, real):
     assert "Not authorized" in found[QOS]
 
 
-def test_the_topic_is_empty_afterwards(tmp_path, real):
+async def test_the_topic_is_empty_afterwards(tmp_path):
     """Neither the retained message nor the will stays with the broker."""
-
-    async def scene() -> None:
-        async with configured(tmp_path, "allow_anonymous true") as broker:
-            place = Broker(port=broker.port)
-            assert await find_lacks(place, "doctor", TOPIC, 1 << 14, patience_s=5.0) == []
-            reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
-            writer.write(b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x3c\x00\x03ear")
-            assert (await reader.readexactly(4))[3] == 0
-            topic = TOPIC.encode()
-            writer.write(
-                b"\x82" + bytes([len(topic) + 5]) + b"\x00\x01" + b"\x00" + bytes([len(topic)]) + topic + b"\x01"
-            )
-            assert (await reader.readexactly(5))[0] == 0x90
-            writer.write(b"\xc0\x00")
-            assert await reader.readexactly(2) == b"\xd0\x00"  # and no message before it
-            writer.close()
-
-    real(scene())
+    async with configured(tmp_path, "allow_anonymous true") as broker:
+        place = Broker(port=broker.port)
+        assert await find_lacks(place, "doctor", TOPIC, 1 << 14, patience_s=5.0) == []
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        writer.write(b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x3c\x00\x03ear")
+        assert (await reader.readexactly(4))[3] == 0
+        topic = TOPIC.encode()
+        writer.write(b"\x82" + bytes([len(topic) + 5]) + b"\x00\x01" + b"\x00" + bytes([len(topic)]) + topic + b"\x01")
+        assert (await reader.readexactly(5))[0] == 0x90
+        writer.write(b"\xc0\x00")
+        assert await reader.readexactly(2) == b"\xd0\x00"  # and no message before it
+        writer.close()

@@ -31,37 +31,33 @@ def published(name: str, payload: bytes, *, retained: bool) -> bytes:
 
 @pytest.mark.parametrize("version", [5, 3])
 @pytest.mark.parametrize("retained", [False, True])
-def test_a_packet_beyond_the_limit_is_not_held(tmp_path, real, version, retained):
+async def test_a_packet_beyond_the_limit_is_not_held(tmp_path, version, retained):
     """The connection stands, what comes behind it is heard, and on a new connection it is again no matter."""
     large = published("a/large", bytes(LARGE_BYTES), retained=retained)
-
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
-            device = MqttTransport(Broker(port=place.port, version=version), "device")
-            async with device.running(), device.subscribe("a/+") as inbox:
-                await device.connected.wait()
-                with connected(place.port) as stranger:
-                    tracemalloc.start()
-                    stranger.setblocking(False)
-                    await _send(stranger, large)
-                    await _send(stranger, published("a/small", b"heard", retained=False))
-                    assert await anext(inbox) == ("a/small", b"heard")
-                    peak = tracemalloc.get_traced_memory()[1]
-                    tracemalloc.stop()
-                assert peak < MOST_RECEIVED_BYTES
-                assert device.connections == 1
-                device.connection.client.socket().shutdown(socket.SHUT_RDWR)
-                await device.connection.lost
-                await device.connected.wait()
-                await device.publish("a/small", b"again")
-                assert await anext(inbox) == ("a/small", b"again")
-                assert device.connections == 2
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+        device = MqttTransport(Broker(port=place.port, version=version), "device")
+        async with device.running(), device.subscribe("a/+") as inbox:
+            await device.connected.wait()
+            with connected(place.port) as stranger:
+                tracemalloc.start()
+                stranger.setblocking(False)
+                await _send(stranger, large)
+                await _send(stranger, published("a/small", b"heard", retained=False))
+                assert await anext(inbox) == ("a/small", b"heard")
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+            assert peak < MOST_RECEIVED_BYTES
+            assert device.connections == 1
+            device.connection.client.socket().shutdown(socket.SHUT_RDWR)
+            await device.connection.lost
+            await device.connected.wait()
+            await device.publish("a/small", b"again")
+            assert await anext(inbox) == ("a/small", b"again")
+            assert device.connections == 2
 
 
 @pytest.mark.parametrize("version", [5, 3])
-def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
+async def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, version):
     """Asked about before it has come whole; what is small, or admitted, is heard, in order, however it is cut."""
     frame, asked = bytes(256 << 10), list[tuple[str, int]]()
 
@@ -69,32 +65,29 @@ def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
         asked.append((name, size))
         return name != "a/flood"
 
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
-            device = MqttTransport(Broker(port=place.port, version=version), "device", admits=admits)
-            async with device.running(), device.subscribe("a/+") as inbox:
-                await device.connected.wait()
-                with connected(place.port) as stranger:
-                    stranger.setblocking(False)
-                    words = [(f"a/{number}", b"%d" % number * (number + 1)) for number in range(200)]
-                    for number, (name, word) in enumerate(words):
-                        if number % 10 == 0:
-                            await _send(stranger, published("a/flood", frame, retained=False))
-                            await _send(stranger, published("a/good", frame, retained=False))
-                        await _send(stranger, published(name, word, retained=False))
-                    heard = [await anext(inbox) for _ in range(220)]
-                assert [(name, data) for name, data in heard if name != "a/good"] == words
-                assert heard.count(("a/good", frame)) == 20
-                assert {name for name, _ in asked} == {"a/flood", "a/good"}
-                assert all(len(frame) <= size <= len(frame) + 64 for _, size in asked)
-                assert device.connection.client.skipped_packets == 20
-                assert device.connections == 1
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+        device = MqttTransport(Broker(port=place.port, version=version), "device", admits=admits)
+        async with device.running(), device.subscribe("a/+") as inbox:
+            await device.connected.wait()
+            with connected(place.port) as stranger:
+                stranger.setblocking(False)
+                words = [(f"a/{number}", b"%d" % number * (number + 1)) for number in range(200)]
+                for number, (name, word) in enumerate(words):
+                    if number % 10 == 0:
+                        await _send(stranger, published("a/flood", frame, retained=False))
+                        await _send(stranger, published("a/good", frame, retained=False))
+                    await _send(stranger, published(name, word, retained=False))
+                heard = [await anext(inbox) for _ in range(220)]
+            assert [(name, data) for name, data in heard if name != "a/good"] == words
+            assert heard.count(("a/good", frame)) == 20
+            assert {name for name, _ in asked} == {"a/flood", "a/good"}
+            assert all(len(frame) <= size <= len(frame) + 64 for _, size in asked)
+            assert device.connection.client.skipped_packets == 20
+            assert device.connections == 1
 
 
 @pytest.mark.parametrize("version", [5, 3])
-def test_what_is_on_its_way_on_a_closed_topic_is_dropped_before_it_is_a_message(tmp_path, real, version):
+async def test_what_is_on_its_way_on_a_closed_topic_is_dropped_before_it_is_a_message(tmp_path, version):
     """The others are heard, each whole and in order, of whatever length and quality; what asks for an answer too."""
     closed, draw = {b"a/flood"}, Random(18)
 
@@ -105,24 +98,21 @@ def test_what_is_on_its_way_on_a_closed_topic_is_dropped_before_it_is_a_message(
         make = draw.choice((unconfirmed, published))
         return flood + make("a/good", data, retained=False)
 
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
-            device = MqttTransport(Broker(port=place.port, version=version), "device", closed=closed)
-            async with device.running(), device.subscribe("a/+") as inbox:
-                await device.connected.wait()
-                heard = list[bytes]()
-                with connected(place.port) as stranger:
-                    stranger.setblocking(False)
-                    for number in range(200):
-                        await _send(stranger, packets(number))
-                        while b"%d" % number != (await heard_next(inbox, heard))[: len(b"%d" % number)]:
-                            pass
-                    await _send(stranger, published("a/flood", b"confirmed", retained=False))
-                    assert await anext(inbox) == ("a/flood", b"confirmed")
-                assert len([data for data in heard if not data.strip(b"\0")]) < 400
-                assert device.connections == 1
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+        device = MqttTransport(Broker(port=place.port, version=version), "device", closed=closed)
+        async with device.running(), device.subscribe("a/+") as inbox:
+            await device.connected.wait()
+            heard = list[bytes]()
+            with connected(place.port) as stranger:
+                stranger.setblocking(False)
+                for number in range(200):
+                    await _send(stranger, packets(number))
+                    while b"%d" % number != (await heard_next(inbox, heard))[: len(b"%d" % number)]:
+                        pass
+                await _send(stranger, published("a/flood", b"confirmed", retained=False))
+                assert await anext(inbox) == ("a/flood", b"confirmed")
+            assert len([data for data in heard if not data.strip(b"\0")]) < 400
+            assert device.connections == 1
 
 
 class Line:
@@ -144,36 +134,28 @@ class Line:
         """It holds nothing."""
 
 
-def test_a_frame_is_dealt_with_before_the_next_is_read(real):
+async def test_a_frame_is_dealt_with_before_the_next_is_read():
     """What was read and waits takes memory: a window of twenty devices is ten megabytes."""
-
-    async def use() -> None:
-        taken = list[bytes]()
-        incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
-        connection = Connection(Broker(version=3), "device", None, incoming)
-        frames = [bytes([number]) * (256 << 10) for number in range(1, 21)]
-        connection.client._sock = Line(b"".join(unconfirmed("a/good", one, retained=False) for one in frames))
-        for count in range(1, len(frames) + 1):
-            connection.read()
-            assert taken == frames[:count]
-
-    real(use())
-
-
-def test_small_packets_are_read_many_at_a_time(real):
-    """A turn of everything else for each of them would cost more than they do."""
-
-    async def use() -> None:
-        taken = list[bytes]()
-        incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
-        connection = Connection(Broker(version=3), "device", None, incoming)
-        connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BATCH_PACKETS))
+    taken = list[bytes]()
+    incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
+    connection = Connection(Broker(version=3), "device", None, incoming)
+    frames = [bytes([number]) * (256 << 10) for number in range(1, 21)]
+    connection.client._sock = Line(b"".join(unconfirmed("a/good", one, retained=False) for one in frames))
+    for count in range(1, len(frames) + 1):
         connection.read()
-        assert len(taken) == BATCH_PACKETS
-        await asyncio.sleep(0)
-        assert len(taken) == 2 * BATCH_PACKETS
+        assert taken == frames[:count]
 
-    real(use())
+
+async def test_small_packets_are_read_many_at_a_time():
+    """A turn of everything else for each of them would cost more than they do."""
+    taken = list[bytes]()
+    incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
+    connection = Connection(Broker(version=3), "device", None, incoming)
+    connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BATCH_PACKETS))
+    connection.read()
+    assert len(taken) == BATCH_PACKETS
+    await asyncio.sleep(0)
+    assert len(taken) == 2 * BATCH_PACKETS
 
 
 async def heard_next(inbox: Inbox, heard: list[bytes]) -> bytes:
@@ -195,14 +177,10 @@ async def _send(line: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(line, data)
 
 
-def test_the_embedded_broker_hangs_up_on_such_a_packet(tmp_path, real):
+async def test_the_embedded_broker_hangs_up_on_such_a_packet(tmp_path):
     """By the length that it announces: nothing of its payload need be sent."""
-
-    async def use() -> None:
-        async with broker.run_private_broker(tmp_path, embedded=True) as place:
-            with connected(place.port) as stranger:
-                stranger.settimeout(30.0)
-                stranger.sendall(published("a/large", bytes(MOST_PACKET_BYTES + 1), retained=False)[:64])
-                assert stranger.recv(1) == b""
-
-    real(use())
+    async with broker.run_private_broker(tmp_path, embedded=True) as place:
+        with connected(place.port) as stranger:
+            stranger.settimeout(30.0)
+            stranger.sendall(published("a/large", bytes(MOST_PACKET_BYTES + 1), retained=False)[:64])
+            assert stranger.recv(1) == b""

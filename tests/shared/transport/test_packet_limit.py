@@ -101,52 +101,44 @@ def test_without_mqtt(real):
 
 
 @pytest.mark.broker
-def test_a_broker_that_announces(tmp_path, real):
+async def test_a_broker_that_announces(tmp_path):
     """MQTT 5: known once connected; more is refused here, at once, and the connection lives on; all of it passes."""
-
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true", f"max_packet_size {64 * KIB}") as broker:
-            device = MqttTransport(Broker(port=broker.port), "device")
-            async with device.running(), device.subscribe("x") as inbox:
-                await device.connected.wait()
-                connection, most = device.connection, device.max_payload_bytes
-                assert most == 64 * KIB - ROOM_BYTES
-                for assured in (True, False):
-                    with pytest.raises(TooLarge, match=naming(most + 1, "x", most)):
-                        await device.publish("x", bytes(most + 1), assured=assured)
-                    await device.publish("x", bytes(most), assured=assured)
-                    assert len((await anext(inbox))[1]) == most
-                assert device.connection is connection
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true", f"max_packet_size {64 * KIB}") as broker:
+        device = MqttTransport(Broker(port=broker.port), "device")
+        async with device.running(), device.subscribe("x") as inbox:
+            await device.connected.wait()
+            connection, most = device.connection, device.max_payload_bytes
+            assert most == 64 * KIB - ROOM_BYTES
+            for assured in (True, False):
+                with pytest.raises(TooLarge, match=naming(most + 1, "x", most)):
+                    await device.publish("x", bytes(most + 1), assured=assured)
+                await device.publish("x", bytes(most), assured=assured)
+                assert len((await anext(inbox))[1]) == most
+            assert device.connection is connection
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize("assured", [True, False])
-def test_a_broker_that_only_closes_the_connection(tmp_path, real, caplog, assured):
+async def test_a_broker_that_only_closes_the_connection(tmp_path, caplog, assured):
     """3.1.1 and at most 100 KiB: after two ends 256 KiB becomes 128, after two more 64, which passes and stays."""
-
-    async def use() -> None:
-        async with configured(tmp_path, "allow_anonymous true", f"max_packet_size {100 * KIB}") as broker:
-            device = MqttTransport(Broker(port=broker.port, version=3), "device")
-            async with device.running(), device.subscribe("x") as inbox:
-                seen = []
-                arriving = asyncio.create_task(anext(inbox))
-                while not arriving.done():
-                    await device.connected.wait()
-                    carrier = device.connection
-                    lost = carrier.lost
-                    seen.append(min(256 * KIB, device.max_payload_bytes))
-                    with suppress(Unreachable):
-                        await device.publish("x", bytes(seen[-1]), assured=assured)
-                    await asyncio.wait({arriving, lost}, return_when=asyncio.FIRST_COMPLETED)
-                    while lost.done() and device.connection is carrier:  # noqa: ASYNC110 - it tells its transport
-                        await asyncio.sleep(0)
-                assert seen == [256 * KIB] * 2 + [128 * KIB] * 2 + [64 * KIB]
-                assert len(arriving.result()[1]) == 64 * KIB
-                assert device.max_payload_bytes == 64 * KIB
-
-    real(use())
+    async with configured(tmp_path, "allow_anonymous true", f"max_packet_size {100 * KIB}") as broker:
+        device = MqttTransport(Broker(port=broker.port, version=3), "device")
+        async with device.running(), device.subscribe("x") as inbox:
+            seen = []
+            arriving = asyncio.create_task(anext(inbox))
+            while not arriving.done():
+                await device.connected.wait()
+                carrier = device.connection
+                lost = carrier.lost
+                seen.append(min(256 * KIB, device.max_payload_bytes))
+                with suppress(Unreachable):
+                    await device.publish("x", bytes(seen[-1]), assured=assured)
+                await asyncio.wait({arriving, lost}, return_when=asyncio.FIRST_COMPLETED)
+                while lost.done() and device.connection is carrier:  # noqa: ASYNC110 - it tells its transport
+                    await asyncio.sleep(0)
+            assert seen == [256 * KIB] * 2 + [128 * KIB] * 2 + [64 * KIB]
+            assert len(arriving.result()[1]) == 64 * KIB
+            assert device.max_payload_bytes == 64 * KIB
     assert [record.args for record in caplog.records if record.args and isinstance(record.args[0], int)] == [
         (256 * KIB, 128 * KIB),
         (128 * KIB, 64 * KIB),
@@ -155,44 +147,36 @@ def test_a_broker_that_only_closes_the_connection(tmp_path, real, caplog, assure
 
 @pytest.mark.broker
 @pytest.mark.parametrize("version", [3, 5])
-def test_a_broker_that_is_killed_again_and_again(tmp_path, real, version):
+async def test_a_broker_that_is_killed_again_and_again(tmp_path, version):
     """It takes everything, and dies after each large payload it has acknowledged: nothing is held against the size."""
-
-    async def use() -> None:
-        port = free_port()
-        async with MqttTransport(Broker(port=port, version=version), "device", steady_s=0.0).running() as device:
-            for _ in range(3):
-                async with configured(tmp_path, "allow_anonymous true", port=port) as broker:
-                    await device.connected.wait()
-                    lost = device.connection.lost
-                    await device.publish("x", bytes(256 * KIB), assured=False)
-                    await device.publish("x", b"")
-                    broker.process.kill()
-                    await lost
-            assert device.max_payload_bytes == MOST_BYTES
-
-    real(use())
-
-
-def test_a_silent_link_refuses_nothing(real):
-    """Twice the keep-alive ran out with 256 KiB under way: a dead radio, not a broker that closes the connection."""
-
-    async def use() -> None:
-        device = MqttTransport(Broker(), "device")
-        carried = PayloadWatch()
-        carried.sent(1, 256 * KIB)
+    port = free_port()
+    async with MqttTransport(Broker(port=port, version=version), "device", steady_s=0.0).running() as device:
         for _ in range(3):
-            assert not device.reduce_payload_limit(SimpleNamespace(carried=carried), SILENT)
+            async with configured(tmp_path, "allow_anonymous true", port=port) as broker:
+                await device.connected.wait()
+                lost = device.connection.lost
+                await device.publish("x", bytes(256 * KIB), assured=False)
+                await device.publish("x", b"")
+                broker.process.kill()
+                await lost
         assert device.max_payload_bytes == MOST_BYTES
-        assert [device.reduce_payload_limit(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [
-            False,
-            True,
-        ]
-
-    real(use())
 
 
-def test_a_broker_that_says_it_when_it_is_too_late(real):
+async def test_a_silent_link_refuses_nothing():
+    """Twice the keep-alive ran out with 256 KiB under way: a dead radio, not a broker that closes the connection."""
+    device = MqttTransport(Broker(), "device")
+    carried = PayloadWatch()
+    carried.sent(1, 256 * KIB)
+    for _ in range(3):
+        assert not device.reduce_payload_limit(SimpleNamespace(carried=carried), SILENT)
+    assert device.max_payload_bytes == MOST_BYTES
+    assert [device.reduce_payload_limit(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [
+        False,
+        True,
+    ]
+
+
+async def test_a_broker_that_says_it_when_it_is_too_late():
     """It announces nothing and answers a large payload with DISCONNECT 0x95: half the size at the first time."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,15 +189,12 @@ def test_a_broker_that_says_it_when_it_is_too_late(real):
         await reader.read()
         writer.close()
 
-    async def use() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "device").running() as device:
-            await device.connected.wait()
-            with pytest.raises(Unreachable):
-                await device.publish("x", bytes(40 * KIB))
-            while device.connected.is_set():  # noqa: ASYNC110 - its end is told to the transport
-                await asyncio.sleep(0)
-            assert device.max_payload_bytes == 20 * KIB
-
-    real(use())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port), "device").running() as device:
+        await device.connected.wait()
+        with pytest.raises(Unreachable):
+            await device.publish("x", bytes(40 * KIB))
+        while device.connected.is_set():  # noqa: ASYNC110 - its end is told to the transport
+            await asyncio.sleep(0)
+        assert device.max_payload_bytes == 20 * KIB

@@ -65,37 +65,33 @@ HOSTILE = {
 
 @pytest.mark.parametrize("version", [5, 3])
 @pytest.mark.parametrize("kind", list(HOSTILE))
-def test_no_message_that_a_broker_accepts_stops_the_others(tmp_path, real, caplog, version, kind):
+async def test_no_message_that_a_broker_accepts_stops_the_others(tmp_path, caplog, version, kind):
     """More of them than the session has slots, before it begins, while it is away and while it is there."""
-
-    async def use() -> None:
-        async with configured(tmp_path, *CONF, "max_packet_size 8388608") as place:
-            broker = Broker(port=place.port, version=version)
-
-            async def attack() -> None:
-                with publisher(place.port) as line:
-                    line.setblocking(False)
-                    for _ in range(10):
-                        await asyncio.get_running_loop().sock_sendall(line, HOSTILE[kind])
-                    for _ in range(10):
-                        await asyncio.get_running_loop().sock_recv(line, 5)
-
-            async with MqttTransport(broker, "honest").running() as honest:
-                await honest.connected.wait()
-                await attack()
-                for number in range(2):
-                    server = MqttTransport(broker, "server", most_packet_bytes=264 << 10)
-                    async with server.running(), server.subscribe("x/+/update", "x/+/status", "x/+") as inbox:
-                        await server.connected.wait()
-                        await attack()
-                        await honest.publish("x/honest/update", b"%d" % number)
-                        while (await anext(inbox)) != ("x/honest/update", b"%d" % number):
-                            pass
-                        assert server.connections == 1
-                    await attack()
-
     caplog.set_level(logging.INFO)
-    real(use())
+    async with configured(tmp_path, *CONF, "max_packet_size 8388608") as place:
+        broker = Broker(port=place.port, version=version)
+
+        async def attack() -> None:
+            with publisher(place.port) as line:
+                line.setblocking(False)
+                for _ in range(10):
+                    await asyncio.get_running_loop().sock_sendall(line, HOSTILE[kind])
+                for _ in range(10):
+                    await asyncio.get_running_loop().sock_recv(line, 5)
+
+        async with MqttTransport(broker, "honest").running() as honest:
+            await honest.connected.wait()
+            await attack()
+            for number in range(2):
+                server = MqttTransport(broker, "server", most_packet_bytes=264 << 10)
+                async with server.running(), server.subscribe("x/+/update", "x/+/status", "x/+") as inbox:
+                    await server.connected.wait()
+                    await attack()
+                    await honest.publish("x/honest/update", b"%d" % number)
+                    while (await anext(inbox)) != ("x/honest/update", b"%d" % number):
+                        pass
+                    assert server.connections == 1
+                await attack()
     if kind in ("larger than any frame", "retained", "at the broker's limit"):
         named = [record for record in caplog.records if "x/m/" in record.getMessage()]
         assert len(named) == 2  # once by each of the two processes, however many came
@@ -149,58 +145,50 @@ async def read_packet(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("version", [5, 3])
 @pytest.mark.parametrize("topic", ["", "x/server/probe"])
-def test_a_session_to_which_nothing_is_delivered_is_given_up_for_a_clean_one(tmp_path, real, caplog, version, topic):
+async def test_a_session_to_which_nothing_is_delivered_is_given_up_for_a_clean_one(tmp_path, caplog, version, topic):
     """Twice; every subscription is renewed, retained messages come, and the new session outlives its connection."""
-
-    async def use() -> None:
-        async with configured(tmp_path, *CONF) as place:
-            relay = Withholding(place.port)
-            listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-            port = listener.sockets[0].getsockname()[1]
-            presence = lambda: Presence("x/server/status", b"here", b"gone")  # noqa: E731
-            probe = SessionProbe(topic, **QUICK)
-            server = MqttTransport(Broker(port=port, version=version), "server", presence, steady_s=0.0, probe=probe)
-            honest = MqttTransport(Broker(port=place.port), "honest")
-            async with listener, honest.running(), server.running(), server.subscribe("x/+/update") as inbox:
-                await asyncio.gather(honest.connected.wait(), server.connected.wait())
-                await honest.publish("x/a/update", b"retained", retain=True)
-                assert await anext(inbox) == ("x/a/update", b"retained")
-                await asyncio.sleep(2.0)  # probes come back: nothing is wrong
-                assert server.connections == 1
-                for times in (1, 2):
-                    relay.holds = True
-                    connection = server.connection
-                    await connection.lost
-                    await server.connected.wait()
-                    assert await anext(inbox) == ("x/a/update", b"retained")
-                    await honest.publish("x/b/update", b"%d" % times)
-                    assert await anext(inbox) == ("x/b/update", b"%d" % times)
-                    assert server.connections == 1 + times
-                assert not relay.connects[-1] & 2, "the session outlives its connection"
-
     caplog.set_level(logging.INFO)
-    real(use())
+    async with configured(tmp_path, *CONF) as place:
+        relay = Withholding(place.port)
+        listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        presence = lambda: Presence("x/server/status", b"here", b"gone")  # noqa: E731
+        probe = SessionProbe(topic, **QUICK)
+        server = MqttTransport(Broker(port=port, version=version), "server", presence, steady_s=0.0, probe=probe)
+        honest = MqttTransport(Broker(port=place.port), "honest")
+        async with listener, honest.running(), server.running(), server.subscribe("x/+/update") as inbox:
+            await asyncio.gather(honest.connected.wait(), server.connected.wait())
+            await honest.publish("x/a/update", b"retained", retain=True)
+            assert await anext(inbox) == ("x/a/update", b"retained")
+            await asyncio.sleep(2.0)  # probes come back: nothing is wrong
+            assert server.connections == 1
+            for times in (1, 2):
+                relay.holds = True
+                connection = server.connection
+                await connection.lost
+                await server.connected.wait()
+                assert await anext(inbox) == ("x/a/update", b"retained")
+                await honest.publish("x/b/update", b"%d" % times)
+                assert await anext(inbox) == ("x/b/update", b"%d" % times)
+                assert server.connections == 1 + times
+            assert not relay.connects[-1] & 2, "the session outlives its connection"
     begun = [record for record in caplog.records if record.args and record.args[2:] == ("server",)]
     assert sum(record.levelname == "WARNING" for record in begun) == 2
 
 
-def test_a_broker_that_never_returns_a_probe_is_left_in_peace(tmp_path, real, caplog):
+async def test_a_broker_that_never_returns_a_probe_is_left_in_peace(tmp_path, caplog):
     """It may not allow it: one clean session is tried, and that is reported once."""
-
-    async def use() -> None:
-        async with configured(tmp_path, *CONF) as place:
-            relay = Withholding(place.port, for_ever=True)
-            relay.holds = True
-            listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-            port = listener.sockets[0].getsockname()[1]
-            probe = SessionProbe("x/server/probe", every_s=0.1, patience_s=0.2)
-            server = MqttTransport(Broker(port=port), "server", steady_s=0.0, probe=probe)
-            async with listener, server.running():
-                await server.connected.wait()
-                while not any("x/server/probe" in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                await asyncio.sleep(2.0)
-                assert server.connections == 2
-
-    real(use())
+    async with configured(tmp_path, *CONF) as place:
+        relay = Withholding(place.port, for_ever=True)
+        relay.holds = True
+        listener = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        probe = SessionProbe("x/server/probe", every_s=0.1, patience_s=0.2)
+        server = MqttTransport(Broker(port=port), "server", steady_s=0.0, probe=probe)
+        async with listener, server.running():
+            await server.connected.wait()
+            while not any("x/server/probe" in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2.0)
+            assert server.connections == 2
     assert sum("x/server/probe" in record.getMessage() for record in caplog.records) == 1

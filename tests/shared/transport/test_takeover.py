@@ -102,83 +102,67 @@ async def require_heard(talker: Line, listener: Line, topic: str, word: str) -> 
 
 
 @pytest.mark.parametrize("goodbye", [b"", DISCONNECT], ids=["none", "late"])
-def test_whoever_connects_in_place_of_an_earlier_connection_is_heard_and_hears(place, real, goodbye):
+async def test_whoever_connects_in_place_of_an_earlier_connection_is_heard_and_hears(place, goodbye):
     """Nobody said goodbye on the earlier one, or it comes just when the next one knocks."""
-
-    async def use() -> None:
-        async with AsyncExitStack() as stack:
-            other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
-            before = await stack.enter_async_context(place.accepted(place.client))
-            for number in range(TIMES):
-                line = await stack.enter_async_context(place.line())
-                line.writer.write(connect(place.client))
-                before.writer.write(goodbye)
-                assert (await line.read())[0] == CONNACK
-                await line.asked(subscribe(place.topic), SUBACK)
-                await require_heard(other, line, place.topic, f"word {number}")
-                before = line
-
-    real(use())
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
+        before = await stack.enter_async_context(place.accepted(place.client))
+        for number in range(TIMES):
+            line = await stack.enter_async_context(place.line())
+            line.writer.write(connect(place.client))
+            before.writer.write(goodbye)
+            assert (await line.read())[0] == CONNACK
+            await line.asked(subscribe(place.topic), SUBACK)
+            await require_heard(other, line, place.topic, f"word {number}")
+            before = line
 
 
-def test_the_will_of_an_earlier_connection_is_told_before_the_next_one_speaks_or_never(place, real):
+async def test_the_will_of_an_earlier_connection_is_told_before_the_next_one_speaks_or_never(place):
     """It is never the next one's. (mosquitto tells none in a session that goes on; amqtt tells it.)"""
-
-    async def use() -> None:
-        other_id, topic = f"{place.client}-other", place.topic
-        async with place.accepted(other_id) as other, place.accepted(place.client, (topic, "1 died")):
-            await other.asked(subscribe(topic), SUBACK)
-            async with place.accepted(place.client, (topic, "2 died")) as second:
-                second.writer.write(publish(topic, "2 lives"))
-                words = []
-                while not words or words[-1] != b"2 lives":
-                    words.append((await other.read())[1].removeprefix(text(topic)))
-        assert words[:-1] in ([], [b"1 died"])
-
-    real(use())
+    other_id, topic = f"{place.client}-other", place.topic
+    async with place.accepted(other_id) as other, place.accepted(place.client, (topic, "1 died")):
+        await other.asked(subscribe(topic), SUBACK)
+        async with place.accepted(place.client, (topic, "2 died")) as second:
+            second.writer.write(publish(topic, "2 lives"))
+            words = []
+            while not words or words[-1] != b"2 lives":
+                words.append((await other.read())[1].removeprefix(text(topic)))
+    assert words[:-1] in ([], [b"1 died"])
 
 
-def test_a_client_is_told_what_is_retained_while_others_subscribe(place, real):
+async def test_a_client_is_told_what_is_retained_while_others_subscribe(place):
     """It is not hung up on, and is told of its own subscriptions alone."""
-
-    async def use() -> None:
-        async with AsyncExitStack() as stack:
-            other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
-            for number in range(MANY):
-                other.writer.write(publish(f"{place.topic}/{number}", "kept", retain=True))
-            await other.asked(PING, PINGRESP)
-            await other.asked(subscribe(f"{place.topic}/+"), SUBACK)
-            line = await stack.enter_async_context(place.line())
-            line.writer.write(connect(place.client))
-            other.writer.write(b"".join(subscribe(f"{place.topic}/more/{number}") for number in range(MANY)))
-            assert (await line.read())[0] == CONNACK
-            line.writer.write(PING)
-            assert (await line.read())[0] == PINGRESP, "it is told what only the other one asked for"
-            line.writer.write(subscribe(f"{place.topic}/{MANY - 1}"))
-            told = [await line.read() for _ in range(2)]
-            assert sorted(kind for kind, _ in told) == [PUBLISH | 1, SUBACK]
-
-    real(use())
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
+        for number in range(MANY):
+            other.writer.write(publish(f"{place.topic}/{number}", "kept", retain=True))
+        await other.asked(PING, PINGRESP)
+        await other.asked(subscribe(f"{place.topic}/+"), SUBACK)
+        line = await stack.enter_async_context(place.line())
+        line.writer.write(connect(place.client))
+        other.writer.write(b"".join(subscribe(f"{place.topic}/more/{number}") for number in range(MANY)))
+        assert (await line.read())[0] == CONNACK
+        line.writer.write(PING)
+        assert (await line.read())[0] == PINGRESP, "it is told what only the other one asked for"
+        line.writer.write(subscribe(f"{place.topic}/{MANY - 1}"))
+        told = [await line.read() for _ in range(2)]
+        assert sorted(kind for kind, _ in told) == [PUBLISH | 1, SUBACK]
 
 
-def test_a_session_that_goes_on_is_not_ended_by_others_that_subscribe_meanwhile(place, real):
+async def test_a_session_that_goes_on_is_not_ended_by_others_that_subscribe_meanwhile(place):
     """What is retained for it takes the broker some turns, in which the subscriptions become more."""
-
-    async def use() -> None:
-        async with AsyncExitStack() as stack:
-            other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
-            before = await stack.enter_async_context(place.accepted(place.client))
-            for number in range(MANY):
-                other.writer.write(publish(f"{place.topic}/{number}", "kept", retain=True))
-                await before.asked(subscribe(f"{place.topic}/{number}"), SUBACK)
-            line = await stack.enter_async_context(place.line())
-            line.writer.write(connect(place.client))
-            before.writer.write(DISCONNECT)
-            assert (await line.read())[0] == CONNACK
-            for number in range(MANY):
-                await other.asked(subscribe(f"{place.topic}/more/{number}"), SUBACK)
-            await line.asked(PING, PINGRESP)
-            await line.asked(subscribe(f"{place.topic}/last"), SUBACK)
-            await require_heard(other, line, f"{place.topic}/last", "heard")
-
-    real(use())
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(place.accepted(f"{place.client}-other"))
+        before = await stack.enter_async_context(place.accepted(place.client))
+        for number in range(MANY):
+            other.writer.write(publish(f"{place.topic}/{number}", "kept", retain=True))
+            await before.asked(subscribe(f"{place.topic}/{number}"), SUBACK)
+        line = await stack.enter_async_context(place.line())
+        line.writer.write(connect(place.client))
+        before.writer.write(DISCONNECT)
+        assert (await line.read())[0] == CONNACK
+        for number in range(MANY):
+            await other.asked(subscribe(f"{place.topic}/more/{number}"), SUBACK)
+        await line.asked(PING, PINGRESP)
+        await line.asked(subscribe(f"{place.topic}/last"), SUBACK)
+        await require_heard(other, line, f"{place.topic}/last", "heard")

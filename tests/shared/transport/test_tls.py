@@ -174,14 +174,11 @@ async def listening(answer: str) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(("answer", "told"), [("end", HUNG_UP), ("nonsense", NO_TLS), ("silence", "timed out")])
-def test_whatever_happens_in_a_handshake_it_ends_and_says_so(here, answer, told) -> None:
-    async def story() -> str:
-        async with listening(answer) as port:
-            with pytest.raises(Unreachable) as caught:
-                await connect(Broker(port=port, tls=here.known_as("pi-03")), patience_s=0.5)
-            return str(caught.value)
-
-    assert told in asyncio.run(story())
+async def test_whatever_happens_in_a_handshake_it_ends_and_says_so(here, answer, told) -> None:
+    async with listening(answer) as port:
+        with pytest.raises(Unreachable) as caught:
+            await connect(Broker(port=port, tls=here.known_as("pi-03")), patience_s=0.5)
+        assert told in str(caught.value)
 
 
 def _spoil_key(folder: Path, other: TlsSettings) -> None:

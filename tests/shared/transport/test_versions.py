@@ -38,61 +38,46 @@ class Old:
     ],
     ids=["refuses in 3.1.1", "refuses in 5", "is silent", "has 5"],
 )
-def test_falls_back(answers, levels, real, caplog):
+async def test_falls_back(answers, levels, caplog):
     """One attempt in vain, then 3.1.1; no fall where there is no need."""
 
     patience_s = 3.0 if answers[MQTT_5] == b"" else 60.0  # what is not silent answers within that on any machine
-
-    async def use() -> None:
-        old = Old(answers)
-        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "a", connect_s=patience_s).running() as a:
-            await a.connected.wait()
-        assert old.levels == levels
-
     caplog.set_level(logging.INFO)
-    real(use())
+    old = Old(answers)
+    server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port), "a", connect_s=patience_s).running() as a:
+        await a.connected.wait()
+    assert old.levels == levels
 
 
-def test_after_a_silence_the_versions_take_turns(real):
+async def test_after_a_silence_the_versions_take_turns():
     """A broker that hangs for a while is not taken for an old one for ever: MQTT 5 is tried again."""
-
-    async def use() -> None:
-        old = Old({MQTT_5: b"", MQTT_3: b""})
-        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "a", connect_s=1.5).running():
-            while len(old.levels) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert old.levels[:3] == [MQTT_5, MQTT_3, MQTT_5]
-
-    real(use())
+    old = Old({MQTT_5: b"", MQTT_3: b""})
+    server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port), "a", connect_s=1.5).running():
+        while len(old.levels) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert old.levels[:3] == [MQTT_5, MQTT_3, MQTT_5]
 
 
-def test_an_operator_who_asks_for_3_gets_3(real):
-    async def use() -> None:
-        old = Old({MQTT_3: b"\x20\x02\x00\x00"})
-        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port, version=3), "a").running() as a:
-            await a.connected.wait()
-        assert old.levels == [MQTT_3]
-
-    real(use())
+async def test_an_operator_who_asks_for_3_gets_3():
+    old = Old({MQTT_3: b"\x20\x02\x00\x00"})
+    server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, MqttTransport(Broker(port=port, version=3), "a").running() as a:
+        await a.connected.wait()
+    assert old.levels == [MQTT_3]
 
 
 @pytest.mark.broker
-def test_mqtt_5_over_the_embedded_broker(brokers, real):
+async def test_mqtt_5_over_the_embedded_broker(brokers):
     """The broker that cannot parse MQTT 5 serves a client that was configured for it."""
 
     port = brokers("embedded")
-
-    async def use() -> None:
-        transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=3.0)
-        async with transport.running() as a, a.subscribe("wants-5") as inbox:
-            await a.connected.wait()
-            await a.publish("wants-5", b"through")
-            assert await anext(inbox) == ("wants-5", b"through")
-
-    real(use())
+    transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=3.0)
+    async with transport.running() as a, a.subscribe("wants-5") as inbox:
+        await a.connected.wait()
+        await a.publish("wants-5", b"through")
+        assert await anext(inbox) == ("wants-5", b"through")

@@ -52,55 +52,47 @@ async def status(inbox) -> Status:
     return wire.decode_as(Status, data)
 
 
-def test_born_killed_and_born_again(mortal, real, tmp_path):
+async def test_born_killed_and_born_again(mortal, tmp_path):
     """kill -9: the will comes, with the birth's number and instance. The next counts on and says goodbye itself.
 
     What the broker keeps for those who come later is always the last word.
     """
-
-    async def use() -> None:
-        statuses = topic("attic", ANY, "status")
-        async with (
-            mortal.alive(),
-            mortal.transport("server").running() as server,
-            mortal.transport("late").running() as latecomer,
-        ):
-            await asyncio.gather(server.connected.wait(), latecomer.connected.wait())
-            async with server.subscribe(statuses) as inbox:
-                async with device(mortal, tmp_path / "session", "first") as process:
-                    birth = await status(inbox)
-                    assert (birth.online, birth.session, birth.instance) == (True, 1, "first")
-                    process.kill()
-                    will = await status(inbox)
-                    assert (will.online, will.session, will.instance) == (False, 1, "first")
-                async with latecomer.subscribe(statuses) as late:
-                    assert await status(late) == will
-                async with device(mortal, tmp_path / "session", "second") as process:
-                    birth = await status(inbox)
-                    assert (birth.online, birth.session, birth.instance) == (True, 2, "second")
-                    process.stdin.close()
-                    goodbye = await status(inbox)
-                    assert (goodbye.online, goodbye.session, goodbye.instance) == (False, 2, "second")
-                    assert await process.wait() == 0
-            async with server.subscribe(statuses) as inbox:
-                assert await status(inbox) == goodbye
-
-    real(use())
+    statuses = topic("attic", ANY, "status")
+    async with (
+        mortal.alive(),
+        mortal.transport("server").running() as server,
+        mortal.transport("late").running() as latecomer,
+    ):
+        await asyncio.gather(server.connected.wait(), latecomer.connected.wait())
+        async with server.subscribe(statuses) as inbox:
+            async with device(mortal, tmp_path / "session", "first") as process:
+                birth = await status(inbox)
+                assert (birth.online, birth.session, birth.instance) == (True, 1, "first")
+                process.kill()
+                will = await status(inbox)
+                assert (will.online, will.session, will.instance) == (False, 1, "first")
+            async with latecomer.subscribe(statuses) as late:
+                assert await status(late) == will
+            async with device(mortal, tmp_path / "session", "second") as process:
+                birth = await status(inbox)
+                assert (birth.online, birth.session, birth.instance) == (True, 2, "second")
+                process.stdin.close()
+                goodbye = await status(inbox)
+                assert (goodbye.online, goodbye.session, goodbye.instance) == (False, 2, "second")
+                assert await process.wait() == 0
+        async with server.subscribe(statuses) as inbox:
+            assert await status(inbox) == goodbye
 
 
-def test_every_reconnect_is_a_new_session(mortal, kill_broker, real, tmp_path):
+async def test_every_reconnect_is_a_new_session(mortal, kill_broker, tmp_path):
     """After an outage the same process is born again under the next number: a death of before cannot end it."""
-
-    async def use() -> None:
-        async with device(mortal, tmp_path / "session", "one"), mortal.transport("server").running() as server:
-            for _ in range(2):
-                async with server.subscribe(topic("attic", ANY, "status")) as inbox, mortal.alive() as broker:
-                    birth = await status(inbox)
-                    assert birth.online
-                    assert birth.session == int((tmp_path / "session").read_text())
-                    numbers.append(birth.session)
-                    await kill_broker(broker)
-
     numbers: list[int] = []
-    real(use())
+    async with device(mortal, tmp_path / "session", "one"), mortal.transport("server").running() as server:
+        for _ in range(2):
+            async with server.subscribe(topic("attic", ANY, "status")) as inbox, mortal.alive() as broker:
+                birth = await status(inbox)
+                assert birth.online
+                assert birth.session == int((tmp_path / "session").read_text())
+                numbers.append(birth.session)
+                await kill_broker(broker)
     assert numbers[0] < numbers[1]

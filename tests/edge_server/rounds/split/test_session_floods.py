@@ -19,10 +19,10 @@ from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.harness import SITE, virtual
+from tests.edge_server.harness import SITE
 from tests.edge_server.rounds.split.test_session import Device, features, two
 
-pytestmark = pytest.mark.usefixtures("plain_split")
+pytestmark = [pytest.mark.usefixtures("plain_split"), pytest.mark.virtual_time]
 
 ANSWER_S = 0.01
 STEPS, DEADLINE_S = 60, 2.0
@@ -74,75 +74,64 @@ async def flood(device: Device, said: list[bytes | Features | Want]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "the step ahead", "the step before"])
-def test_the_steps_of_others_go_on_whatever_a_member_says(tmp_path, kind):
+async def test_the_steps_of_others_go_on_whatever_a_member_says(tmp_path, kind):
     """The flooder costs two deadlines, as any device that delivers nothing; the other steps take no longer for it.
 
     Each offer that was answered had everybody wait until the broker had confirmed the answer.
     """
-
-    async def play() -> None:
-        clock = asyncio.get_running_loop().time
-        async with two(tmp_path, broker=Confirming(), link=LinkConfig(frame_bytes=1024), **LONG) as (_, a, b):
-            await asyncio.gather(a.give(1), b.give(1))
-            words = {"the step ahead": [b.offer(STEPS, features(1))], "the step before": [b.offer(1, features(1))]}
-            took = []
-            async with background(flood(b, words.get(kind) or nonsense(b))):
-                for step in range(2, STEPS + 1):
-                    began = clock()
-                    word = await a.give(step)
-                    assert isinstance(word, Gradient)
-                    assert word.step == step
-                    took.append(clock() - began)
-            late = [seconds for seconds in took if seconds >= DEADLINE_S]
-            assert len(late) <= PATIENCE
-            assert sum(took) - len(late) * DEADLINE_S < STEPS * ANSWER_S + BURST * ANSWER_S
-
-    virtual(play())
+    clock = asyncio.get_running_loop().time
+    async with two(tmp_path, broker=Confirming(), link=LinkConfig(frame_bytes=1024), **LONG) as (_, a, b):
+        await asyncio.gather(a.give(1), b.give(1))
+        words = {"the step ahead": [b.offer(STEPS, features(1))], "the step before": [b.offer(1, features(1))]}
+        took = []
+        async with background(flood(b, words.get(kind) or nonsense(b))):
+            for step in range(2, STEPS + 1):
+                began = clock()
+                word = await a.give(step)
+                assert isinstance(word, Gradient)
+                assert word.step == step
+                took.append(clock() - began)
+        late = [seconds for seconds in took if seconds >= DEADLINE_S]
+        assert len(late) <= PATIENCE
+        assert sum(took) - len(late) * DEADLINE_S < STEPS * ANSWER_S + BURST * ANSWER_S
 
 
-def test_who_asks_for_its_gradients_without_end_is_sent_some_copies_and_little_for_ever():
+@pytest.mark.virtual_time
+async def test_who_asks_for_its_gradients_without_end_is_sent_some_copies_and_little_for_ever():
     """As a member that asks for parameters; who asks for each gradient twice is sent all of it."""
+    loop, broker, data = asyncio.get_running_loop(), MemoryTransport(), bytes(1 << 20)
+    gradients = StepPayloads(SITE, broker, loop.time, LinkConfig(), {}, {})
 
-    async def play() -> None:
-        loop, broker, data = asyncio.get_running_loop(), MemoryTransport(), bytes(1 << 20)
-        gradients = StepPayloads(SITE, broker, loop.time, LinkConfig(), {}, {})
+    async def ask(name: str, steps: int, times: int) -> float:
+        async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.queue.run()):
+            for step in range(steps):
+                sent = Sender.of_parts([memoryview(step.to_bytes(8, "big")), memoryview(data)], 32 << 10)
+                session = DeviceSession(name, gradient=sent)
+                want = Want(digest=sent.transfer.digest, frame_bytes=32 << 10, ranges=[(0, sent.transfer.blocks)])
+                for _ in range(times):
+                    gradients.answer_want(session, want)
+                    await asyncio.sleep(0.01)
+            return sum(len(said) for _, said in inbox.drain()) / len(data)
 
-        async def ask(name: str, steps: int, times: int) -> float:
-            async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.queue.run()):
-                for step in range(steps):
-                    sent = Sender.of_parts([memoryview(step.to_bytes(8, "big")), memoryview(data)], 32 << 10)
-                    session = DeviceSession(name, gradient=sent)
-                    want = Want(digest=sent.transfer.digest, frame_bytes=32 << 10, ranges=[(0, sent.transfer.blocks)])
-                    for _ in range(times):
-                        gradients.answer_want(session, want)
-                        await asyncio.sleep(0.01)
-                return sum(len(said) for _, said in inbox.drain()) / len(data)
-
-        assert await ask("honest", 20, 2) == pytest.approx(40, rel=0.01)
-        assert COPIES < await ask("greedy", 1, 200) <= COPIES + (MORE_BYTES + 2 * MORE_PER_S) / len(data) + 1
-
-    virtual(play())
+    assert await ask("honest", 20, 2) == pytest.approx(40, rel=0.01)
+    assert COPIES < await ask("greedy", 1, 200) <= COPIES + (MORE_BYTES + 2 * MORE_PER_S) / len(data) + 1
 
 
-def test_features_that_were_asked_for_and_come_too_late_are_no_flood(tmp_path, caplog):
+async def test_features_that_were_asked_for_and_come_too_late_are_no_flood(tmp_path, caplog):
     """Who is overtaken by each step that it sends features of was taken for one that floods, and not heard for 10 s."""
     data, steps, size = bytes(4 << 20), 60, 256 << 10
     more = {"algorithm": f'name = "plain-split"\noptions = {{ steps = {steps} }}', "round": LONG["round"]}
-
-    async def play() -> int:
-        late = 0
-        async with two(tmp_path, link=LinkConfig(), **more) as (_, a, b):
-            for step in range(1, steps + 1):
-                changed = memoryview(step.to_bytes(8, "big") + data)
-                offer = b.offer(step, changed)
-                offer = replace(offer, params=replace(offer.params, frame_bytes=size))
-                await b.say(offer)
-                want = await wanted(b, offer, changed)
-                assert isinstance(await a.give(step), Gradient)
-                late += await answer(b, offer, changed, want)
-        return late
-
-    assert virtual(play()) > 12 << 20
+    late = 0
+    async with two(tmp_path, link=LinkConfig(), **more) as (_, a, b):
+        for step in range(1, steps + 1):
+            changed = memoryview(step.to_bytes(8, "big") + data)
+            offer = b.offer(step, changed)
+            offer = replace(offer, params=replace(offer.params, frame_bytes=size))
+            await b.say(offer)
+            want = await wanted(b, offer, changed)
+            assert isinstance(await a.give(step), Gradient)
+            late += await answer(b, offer, changed, want)
+    assert late > 12 << 20
     assert not [line for line in caplog.messages if "floods" in line]
 
 

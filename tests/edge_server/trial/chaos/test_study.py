@@ -74,96 +74,80 @@ def study_of(folder: Path, seconds: list[float], **programs: str) -> ChaosStudy:
     ],
     ids=["agent", "server", "stall"],
 )
-def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path, programs, passed_s, named):
+async def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path, programs, passed_s, named):
     """And before that, or as long as everything lives, it is none."""
     seconds = [0.0]
-
-    async def play() -> None:
-        study = study_of(tmp_path, seconds, **programs)
+    study = study_of(tmp_path, seconds, **programs)
+    for one in study.sites[0].parts.values():
+        await one.start()
+    try:
+        if not programs:
+            await study.pause(0.0)
+        for name in programs:
+            part = study.sites[0].parts[SERVER if name == "server" else "a"]
+            while part.code is None:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.01)
+        seconds[0] = passed_s
+        with pytest.raises(TaskFailed, match=naming(*named)):
+            await study.pause(0.0)
+    finally:
         for one in study.sites[0].parts.values():
-            await one.start()
-        try:
-            if not programs:
-                await study.pause(0.0)
-            for name in programs:
-                part = study.sites[0].parts[SERVER if name == "server" else "a"]
-                while part.code is None:  # noqa: ASYNC110 - no event tells it
-                    await asyncio.sleep(0.01)
-            seconds[0] = passed_s
-            with pytest.raises(TaskFailed, match=naming(*named)):
-                await study.pause(0.0)
-        finally:
-            for one in study.sites[0].parts.values():
-                await one.close()
-
-    asyncio.run(asyncio.wait_for(play(), 300))
+            await one.close()
 
 
-def test_a_part_is_killed_once_and_started_again(tmp_path):
+async def test_a_part_is_killed_once_and_started_again(tmp_path):
     """`kill -9`; what is gone cannot be killed, what was started again can."""
-
-    async def play() -> None:
-        one = part(SLEEP)
+    one = part(SLEEP)
+    assert not await one.kill()
+    for _ in range(2):
+        await one.start()
+        assert one.code is None
+        assert await one.kill()
+        assert one.code == -9
         assert not await one.kill()
-        for _ in range(2):
-            await one.start()
-            assert one.code is None
-            assert await one.kill()
-            assert one.code == -9
-            assert not await one.kill()
-        await one.close()
-
-    asyncio.run(asyncio.wait_for(play(), 300))
+    await one.close()
 
 
-def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_path):
+async def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_path):
     """Held still while its log is read, so that a phase of less than a millisecond can be hit."""
     say = "import time; open({!r}, 'a').write('{} DEBUG x phase {}\\n'); time.sleep(600)"
     log = tmp_path / "site" / f"{SERVER}.log"
-
-    async def play() -> None:
-        study = study_of(tmp_path, [0.0], server=say.format(str(log), "now", "storing"))
-        log.parent.mkdir()
-        await study.sites[0].parts[SERVER].start()
-        try:
-            async with asyncio.timeout(300):
-                while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
-                    await asyncio.sleep(0.02)
-            process = psutil.Process(study.sites[0].parts[SERVER].pid)
-            assert not await study.sites[0].kill("server", SERVER, "closing")
-            assert process.status() != psutil.STATUS_STOPPED
-            assert await study.sites[0].kill("server", SERVER, "storing")
-            assert study.sites[0].parts[SERVER].code == -9
-        finally:
-            await study.sites[0].parts[SERVER].close()
-
-    asyncio.run(asyncio.wait_for(play(), 300))
+    study = study_of(tmp_path, [0.0], server=say.format(str(log), "now", "storing"))
+    log.parent.mkdir()
+    await study.sites[0].parts[SERVER].start()
+    try:
+        async with asyncio.timeout(300):
+            while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
+                await asyncio.sleep(0.02)
+        process = psutil.Process(study.sites[0].parts[SERVER].pid)
+        assert not await study.sites[0].kill("server", SERVER, "closing")
+        assert process.status() != psutil.STATUS_STOPPED
+        assert await study.sites[0].kill("server", SERVER, "storing")
+        assert study.sites[0].parts[SERVER].code == -9
+    finally:
+        await study.sites[0].parts[SERVER].close()
 
 
-def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
+async def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
     """A process id may have gone to somebody else since it was written into the log; so may a path."""
-
-    async def play() -> None:
-        home = tmp_path / "site" / "a"
-        ours = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}/trainer.lock"
-        other = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}2/trainer.lock"
-        reader = "-c", SLEEP, f"{home}/trainer.lock"
-        processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
-        try:
-            async with asyncio.timeout(300):
-                while not running_trainer(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
-                    await asyncio.sleep(0.02)
-            assert [running_trainer(one.pid, home) is not None for one in processes] == [True, False, False]
-            assert running_trainer(0, home) is None
-            assert sweep(home) == [processes[0].pid]
-            assert await processes[0].wait() == -9
-            assert [one.returncode for one in processes[1:]] == [None, None]
-        finally:
-            for one in processes[1:]:
-                one.kill()
-            await asyncio.gather(*(one.wait() for one in processes))
-
-    asyncio.run(asyncio.wait_for(play(), 300))
+    home = tmp_path / "site" / "a"
+    ours = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}/trainer.lock"
+    other = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}2/trainer.lock"
+    reader = "-c", SLEEP, f"{home}/trainer.lock"
+    processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
+    try:
+        async with asyncio.timeout(300):
+            while not running_trainer(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
+                await asyncio.sleep(0.02)
+        assert [running_trainer(one.pid, home) is not None for one in processes] == [True, False, False]
+        assert running_trainer(0, home) is None
+        assert sweep(home) == [processes[0].pid]
+        assert await processes[0].wait() == -9
+        assert [one.returncode for one in processes[1:]] == [None, None]
+    finally:
+        for one in processes[1:]:
+            one.kill()
+        await asyncio.gather(*(one.wait() for one in processes))
 
 
 @pytest.mark.parametrize(
@@ -241,27 +225,23 @@ def test_a_kill_is_meant_for_the_site_of_its_device_or_for_the_one_that_coordina
     assert study.is_mark(Kill("broker", 1, Mark("server", "leading"), 0.0, 0.0), *leading[0])
 
 
-def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
+async def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
     """It is left alone, and the kill stays to be made; by its next word it is one."""
-
-    async def play() -> None:
-        study = study_of(tmp_path, [0.0])
-        [site] = study.sites
-        site.logs.began("server", SERVER)
-        await site.parts[SERVER].start()
-        study.kills.append(Kill("coordinator", 0, None, 0.0, 0.0))
-        try:
-            await study.strike(study.kills[0], marked=False)
-            assert site.parts[SERVER].code is None
-            assert len(study.kills) == 1
-            site.place.mkdir(exist_ok=True)
-            (site.place / f"{SERVER}.log").write_text("now DEBUG edge_server.sites.coordinate phase leading run=r\n")
-            await study.strike(study.kills[0], marked=False)
-            assert [(one.kind, one.phase) for one in study.struck] == [("coordinator", "leading")]
-        finally:
-            await site.parts[SERVER].close()
-
-    asyncio.run(asyncio.wait_for(play(), 300))
+    study = study_of(tmp_path, [0.0])
+    [site] = study.sites
+    site.logs.began("server", SERVER)
+    await site.parts[SERVER].start()
+    study.kills.append(Kill("coordinator", 0, None, 0.0, 0.0))
+    try:
+        await study.strike(study.kills[0], marked=False)
+        assert site.parts[SERVER].code is None
+        assert len(study.kills) == 1
+        site.place.mkdir(exist_ok=True)
+        (site.place / f"{SERVER}.log").write_text("now DEBUG edge_server.sites.coordinate phase leading run=r\n")
+        await study.strike(study.kills[0], marked=False)
+        assert [(one.kind, one.phase) for one in study.struck] == [("coordinator", "leading")]
+    finally:
+        await site.parts[SERVER].close()
 
 
 def test_a_plan_of_sites_waits_for_all_devices_and_neighbours(tmp_path):
