@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import Sensed
-from edge_server.journal.report_rows import AT_ONCE_S
 from shared.protocol.measurements import Provenance, Reading
 from shared.protocol.messages import Report
 
 PAUSE_S = 5.0
 """Least seconds between two records of a device that differ only in figures."""
+
+AT_ONCE_S = 1.0
+"""Readings closer together than this count as simultaneous: probes run one after another."""
 
 TOLERANCE: Mapping[str, float] = {
     "cpu.f_hertz": 0.05,

@@ -20,7 +20,7 @@ FORMATS: Mapping[str, int] = {
     "journals": 2,
     "peers": 1,
     "queue": 1,
-    "readings": 1,
+    "readings": 2,
     "releases": 1,
     "rollouts": 2,
     "session": 1,

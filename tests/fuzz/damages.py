@@ -144,12 +144,6 @@ def of_records() -> Damages:
     return {"a kind that nobody knows": (b'{"type":"Later"}', "corrupt: Invalid value 'Later'")}
 
 
-def of_parts() -> Damages:
-    """Return parts of kept reports that are none."""
-    kept = [b"\xc1", b"\x91\x01", b"\x94\x80\x80\x80", b"\x91" * 5000]
-    return {one[:8].hex(): (one, "refused: ") for one in kept}
-
-
 def of_figures() -> Damages:
     """Return files of figures that are nested beyond all measure, or too large to be meant."""
     return {

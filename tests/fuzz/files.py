@@ -21,8 +21,10 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.measurement import calibration_file
 from device_agent.measurement.calibration_file import Calibration
 from device_agent.profile.load import load_file, read_source
-from edge_server.journal import report_rows, sqlite
+from edge_server.journal import sqlite
 from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.report_history import FILE as REPORTS
+from edge_server.journal.report_history import ReportHistory, StoredReport, latest_reports
 from edge_server.journal.stream import decode_body
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import TraceLink
@@ -178,9 +180,11 @@ def _calibration(place: Path) -> None:
     )
 
 
-def _report_part(index: int, place: Path) -> None:
-    part = report_rows.split_report(report(Random(1), 100.0))[index]
-    (place / "part").write_bytes(report_rows.encode_part(part))
+def _reports(place: Path) -> None:
+    history = ReportHistory(place, keep_days=14, max_bytes=1 << 20)
+    random = Random(1)
+    history.write([StoredReport(1.8e9 + second, report(random, 100.0 + second)) for second in range(5)])
+    history.close()
 
 
 FILES = {
@@ -211,16 +215,5 @@ FILES = {
     ),
     "update's payload": Files(_entry, f"outbox/trial@000001/{outbox.PAYLOAD}", _entries, CorruptFile),
     "run": Files(_journal, f"run/{sqlite.JOURNAL}", _read_run, CorruptFile),
-    "report's form": Files(
-        partial(_report_part, 0),
-        "part",
-        lambda place: report_rows.decode_form((place / "part").read_bytes()),
-        CorruptFile,
-    ),
-    "report's row": Files(
-        partial(_report_part, 1),
-        "part",
-        lambda place: report_rows.decode_row((place / "part").read_bytes()),
-        CorruptFile,
-    ),
+    "reports": Files(_reports, REPORTS, lambda place: latest_reports(place / REPORTS), CorruptFile),
 }

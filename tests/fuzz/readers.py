@@ -122,8 +122,7 @@ READERS: Mapping[str, Reader] = {
     "update": _of_file("update", "all"),
     "update's payload": _of_file("update's payload", "all"),
     "run": _of_file("run"),
-    "report's form": _of_file("report's form", "length", damages.of_parts()),
-    "report's row": _of_file("report's row", "length", damages.of_parts()),
+    "reports": _of_file("reports"),
     **{
         name: Reader(
             text.seeds, text.read, texts.mutate, bytes_besides=1 << 20, is_choosy=name not in ("answer", "cgroups")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -11,22 +13,30 @@ import sys
 import threading
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
+from typing import get_args
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from edge_server.fleet.history import BATCH_S
+from edge_server.fleet.tables import COLUMNS, FREE, LINK
 from edge_server.journal.report_history import (
     DAY_S,
     FILE,
-    FULL_EVERY,
+    MOST_BYTES,
     SWEEP_S,
     ReportHistory,
     StoredReport,
+    forget_history,
     latest_reports,
     reading_history,
 )
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.measurements import Reading
+from shared.protocol.clip import MOST_ENTRIES, clip
+from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, TaskCost
 from shared.protocol.messages import Report
 from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT, until
@@ -35,6 +45,27 @@ from tests.naming import log_messages, naming
 
 BEGIN, STEP_S = 1.8e9, 30.0
 WATTS = "power.total_watts"
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+READINGS = st.builds(
+    Reading,
+    value=NUMBERS,
+    unit=st.sampled_from(["hertz", "watts"]),
+    source=st.sampled_from(["a", "b"]),
+    quality=st.sampled_from(["measured", "corrected", "modelled"]),
+    at=st.sampled_from([0.0, 9.0, 100.0]),
+    uncertainty=st.none() | st.floats(0, 1e9),
+)
+SPENT = st.builds(TaskCost, run=st.just("run"), round=st.integers(0, 3), cost=st.builds(Cost, upload_s=st.floats(0, 9)))
+REPORTS = st.builds(
+    Report,
+    device=st.just("pi"),
+    at=st.just(100.0),
+    readings=st.dictionaries(st.sampled_from("abcd"), READINGS),
+    absent=st.dictionaries(st.sampled_from("ef"), st.builds(Absent, lack=st.sampled_from(["busy", "denied"]))),
+    facts=st.dictionaries(st.sampled_from("gh"), st.text("aé ", max_size=9)),
+    spent=st.none() | SPENT,
+    instance=st.sampled_from("xy"),
+)
 
 
 @pytest.fixture
@@ -65,8 +96,8 @@ def figures(said: list[StoredReport], name: str = WATTS) -> list[tuple[float, Re
 
 
 def test_every_figure_is_read_back_as_it_was_said(readings):
-    """Over more than two full rows, of several devices, those that change and those that do not."""
-    said = fill(readings, 2 * FULL_EVERY + 5, "orin", "nano", batch=7)
+    """Of several devices, figures that change and those that do not."""
+    said = fill(readings, 125, "orin", "nano", batch=7)
     assert latest_reports(readings.path) == {device: heard[-1] for device, heard in said.items()}
     for device, heard in said.items():
         for name in heard[0].report.readings:
@@ -74,7 +105,7 @@ def test_every_figure_is_read_back_as_it_was_said(readings):
 
 
 def test_a_history_goes_on_after_a_restart(readings):
-    """In any process, also where two write at once: each row is told against the one before it."""
+    """In any process, also where two write at once."""
     other = ReportHistory(readings.folder, keep_days=14, max_bytes=256 << 20)
     said = fill(readings, 3)["orin"]
     said += fill(other, 3, first=3)["orin"]
@@ -99,7 +130,7 @@ def test_a_retained_report_is_kept_once(readings):
 
 
 def test_a_history_since_a_moment(readings):
-    """From within a run of changed rows, whose full row lies before it."""
+    """From within the rows; their template lies before it."""
     said = fill(readings, 100)["orin"]
     since = said[37].heard_utc_s
     assert reading_history(readings.path, "orin", "cpu.online_count", since) == figures(said[37:], "cpu.online_count")
@@ -116,7 +147,7 @@ def test_a_report_takes_few_bytes(readings):
 
 
 def test_what_is_too_old_is_forgotten(readings):
-    """And figures that are told by their changes alone are known again from the next full row on."""
+    """And the rest still reads, though the report that was its template is gone."""
     readings.keep_days = 1.0
     fill(readings, 100)
     late = fill(readings, 1, first=int((DAY_S + 50 * STEP_S) / STEP_S))["orin"][0]
@@ -166,7 +197,7 @@ def test_reading_while_another_process_writes(readings):
             try:
                 found = reading_history(readings.path, "orin", WATTS)
             except CorruptFile as error:
-                assert "no such table" in str(error)  # noqa: PT017 - it has just been made
+                assert "is missing" in str(error)  # noqa: PT017 - it has just been made
                 continue
             assert len(found) >= seen
             seen = len(found)
@@ -218,9 +249,33 @@ def _count(path: Path) -> int:
         return 0
 
 
+EARLIER = """
+CREATE TABLE devices (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL);
+CREATE TABLE forms (id INTEGER PRIMARY KEY, device INTEGER NOT NULL, digest INTEGER NOT NULL, body BLOB NOT NULL,
+    UNIQUE (device, digest));
+CREATE TABLE reports (device INTEGER, seq INTEGER, heard_utc_s REAL, at REAL, form INTEGER, is_full INTEGER, body BLOB,
+    PRIMARY KEY (device, seq)) WITHOUT ROWID;
+"""
+
+
+def test_the_file_of_an_earlier_version_is_set_aside_with_one_message(readings, caplog):
+    """Its rows had another form; whoever reads it before the server has written is told the same."""
+    readings.folder.mkdir()
+    connection = sqlite3.connect(readings.path)
+    connection.executescript(EARLIER)
+    connection.close()
+    for read in (latest_reports, lambda path: forget_history(path, "orin")):
+        with pytest.raises(CorruptFile, match="earlier version"):
+            read(readings.path)
+    said = fill(readings, 3)["orin"]
+    assert reading_history(readings.path, "orin", WATTS) == figures(said)
+    assert len(log_messages(caplog, "earlier version")) == 1
+    assert [path.name for path in readings.folder.glob("*corrupt*")] == [f"{FILE}.corrupt-1"]
+
+
 STATEMENTS = {
     "a row": "UPDATE reports SET body = x'c1'",
-    "a time": "UPDATE reports SET at = NULL",
+    "a time": "UPDATE reports SET heard_utc_s = NULL",
     "another table": "ALTER TABLE reports RENAME body TO b",
 }
 
@@ -297,19 +352,17 @@ def test_who_may_only_read_sees_what_the_writer_wrote_last():
 
 
 @pytest.mark.parametrize("gone", ["the file alone", "the file and its log", "the folder"])
-def test_a_history_that_is_deleted_under_its_writer_is_written_anew_with_every_report(readings, caplog, gone):
+def test_a_history_that_is_deleted_under_its_writer_begins_again_and_says_so(readings, caplog, gone):
     """It was written on into the deleted file without a word, until the server ended."""
-    said = fill(readings, 5)["orin"]
+    fill(readings, 5)
     if gone == "the folder":
         shutil.rmtree(readings.folder)
     else:
         for path in readings.folder.glob(f"{FILE}*" if "log" in gone else FILE):
             path.unlink()
-    said += fill(readings, 5, first=5)["orin"]
-    found = reading_history(readings.path, "orin", WATTS)
-    assert [at for at, _ in found] == [one.heard_utc_s for one in said]
+    said = fill(readings, 5, first=5)["orin"]
+    assert reading_history(readings.path, "orin", WATTS) == figures(said)
     assert len(log_messages(caplog, readings.path)) == 1
-    assert not list(readings.folder.glob("*.part"))
 
 
 def test_a_history_that_is_put_in_the_place_of_the_open_one_is_gone_on_with(readings, tmp_path):
@@ -323,3 +376,68 @@ def test_a_history_that_is_put_in_the_place_of_the_open_one_is_gone_on_with(read
         readings.path.with_name(readings.path.name + suffix).unlink(missing_ok=True)
     said += fill(readings, 1, first=9)["orin"]
     assert [at for at, _ in reading_history(readings.path, "orin", WATTS)] == [one.heard_utc_s for one in said]
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.lists(REPORTS, min_size=2, max_size=4))
+def test_whatever_changes_from_report_to_report_is_read_back(reports):
+    """Values, uncertainties that come and go, moments, names, facts."""
+    with TemporaryDirectory() as folder:
+        readings = ReportHistory(Path(folder), keep_days=14, max_bytes=1 << 20)
+        for number, each in enumerate(reports):
+            stored = StoredReport(BEGIN + number, msgspec.structs.replace(each, instance=str(number)))
+            readings.write([stored])
+            assert latest_reports(readings.path) == {"pi": stored}
+        readings.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_an_absence(readings, value):
+    """No reader divides by it; that it came is not hidden."""
+    good = Reading(value=1.0, unit="W", source="s", quality="measured", at=1.0, uncertainty=value)
+    bad = msgspec.structs.replace(good, value=value)
+    readings.write([StoredReport(BEGIN, Report(device="pi", at=1.0, readings={"good": good, "bad": bad}))])
+    kept = latest_reports(readings.path)["pi"].report
+    assert kept.readings == {"good": msgspec.structs.replace(good, uncertainty=None)}
+    assert {name: absence.lack for name, absence in kept.absent.items()} == {"bad": "invalid"}
+
+
+def hostile() -> dict[str, Report]:
+    """Return reports of up to a MiB."""
+    one = Reading(value=0.1, unit="", source="", quality="measured", at=1.0)
+    long = Reading(value=0.1, unit="u" * 10**5, source="é" * 10**5, quality="measured", at=1.0)
+    spent = TaskCost(run="../../etc/passwd", round=1, cost=Cost())
+    return {
+        "many": Report(device="pi", at=1.0, readings={f"{i:x}": one for i in range(16_000)}),
+        "long": Report(device="pi", at=1.0, board="b" * 10**6, readings={str(i): long for i in range(300)}),
+        "names": Report(device="pi", at=1.0, readings={"n" * (90 + i): long for i in range(300)}, instance="i" * 999),
+        "absent": Report(
+            device="pi", at=1.0, absent={f"{i:x}": Absent(lack="busy", cause="c" * 999) for i in range(500)}
+        ),
+        "facts": Report(device="pi", at=1.0, facts={f"{i:x}": "f" * 999 for i in range(500)}, spent=spent),
+    }
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+@pytest.mark.parametrize("kind", hostile())
+def test_whatever_a_device_says_is_bounded(readings, kind, is_clipped):
+    """Names, texts and their number; a part of what the hub lets through is kept, and reads back."""
+    said = hostile()[kind]
+    readings.write([StoredReport(BEGIN, clip(said) if is_clipped else said)])
+    kept = latest_reports(readings.path)["pi"].report
+    readings.close()
+    assert readings.path.stat().st_size < 4 * MOST_BYTES
+    assert kept.readings or kept.absent or kept.facts or not is_clipped
+    assert kept.spent is None
+
+
+def test_the_protocol_page_says_what_is_kept_and_which_words_there_are():
+    """Numbers and words that a second implementation would copy from it."""
+    page = (ROOT / "shared" / "protocol" / "PROTOCOL.md").read_text()
+    found = re.search(r"^## Reports\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    assert found
+    assert f"at most {MOST_ENTRIES} readings and {MOST_BYTES >> 10} KiB" in found[1]
+    assert f"at most a report each {BATCH_S:.0f} s" in found[1]
+    assert {word for word in (*get_args(Quality), *get_args(Lack)) if f"`{word}`" not in found[1]} == set()
+    shown = {column.reading for column in (*COLUMNS, *LINK, FREE)}
+    assert {name for name in shown if f"`{name}`" not in found[1]} == set()
