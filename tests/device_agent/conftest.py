@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,9 +26,6 @@ from shared.transport.memory import MemoryTransport
 from tests.device_agent.agent_side import Site
 from tests.device_agent.server_side import MODEL, Desk, ModelServer, download
 
-T = TypeVar("T")
-Virtually = Callable[[Coroutine[Any, Any, T]], T]
-Story = Callable[[], Awaitable[None]]
 FRAME_BYTES = 1024
 
 
@@ -120,38 +117,10 @@ def site(tmp_path: Path, parameters: bytes, cut) -> Site:
 
 
 @pytest.fixture
-def live(site: Site, virtually) -> Callable[[Story], None]:
-    """Run a story in virtual time while the agent lives."""
-
-    def run(story: Story) -> None:
-        async def routine() -> None:
-            async with site.living():
-                await story()
-
-        virtually(routine())
-
-    return run
-
-
-@pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     """Return a delivery that does not run yet, and a server that speaks with it."""
     transport, box = MemoryTransport(), Outbox(tmp_path / "outbox", tmp_path / "state")
     return Desk(transport, box, Delivery(transport, "lab", "board", box))
-
-
-@pytest.fixture
-def at_desk(desk: Desk, virtually) -> Callable[[Story], None]:
-    """Run a story in virtual time while the delivery runs."""
-
-    def run(story: Story) -> None:
-        async def routine() -> None:
-            async with desk.running():
-                await story()
-
-        virtually(routine())
-
-    return run
 
 
 @pytest.fixture

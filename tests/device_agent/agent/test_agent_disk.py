@@ -16,6 +16,8 @@ from shared.protocol.messages import Ack
 from tests.device_agent.agent_side import DEVICE, Device, Site, StubTrainer, update_of
 from tests.naming import names_all, naming
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Committing(StubTrainer):
     """Leaves a state with each update, and commits as the real trainer does."""
@@ -33,10 +35,9 @@ def site(disk, parameters, cut) -> Site:
 
 
 @pytest.mark.parametrize(("refuse", "cause"), [("fill", errno.ENOSPC), ("lock", errno.EROFS)])
-def test_a_task_fails_with_the_cause_and_the_next_one_works(site, live, disk, make_task, refuse, cause) -> None:
+async def test_a_task_fails_with_the_cause_and_the_next_one_works(site, disk, make_task, refuse, cause) -> None:
     """The report of round 2 comes although it can be written nowhere; the update of round 1 waits through it all."""
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1), 1.5)
         if refuse == "fill":
             (disk.path / "params").unlink()  # else the next parameters would lie in its place
@@ -57,14 +58,11 @@ def test_a_task_fails_with_the_cause_and_the_next_one_works(site, live, disk, ma
             await site.tell("ack", Ack(run="trial", round=number, device=DEVICE, start=start, verdict="accepted"), 0.1)
         assert site.agent.outbox.entries() == []
 
-    live(story)
 
-
-def test_a_state_that_cannot_be_taken_over_is_no_failed_task(site, live, disk, make_task) -> None:
+async def test_a_state_that_cannot_be_taken_over_is_no_failed_task(site, disk, make_task) -> None:
     """The update is whole and committed: it is offered, and no report takes its place."""
     site.trainer = Committing()
-
-    async def story() -> None:
+    async with site.living():
         (disk.path / "state" / "trial").mkdir()  # no file can be put here
         await site.tell("task", make_task(round=1), 1.5)
         assert [(offer.round, offer.failure) for offer in site.offers] == [(1, None)]
@@ -73,13 +71,10 @@ def test_a_state_that_cannot_be_taken_over_is_no_failed_task(site, live, disk, m
         assert site.offers[-1].failure is None
         assert (disk.path / "state" / "trial").read_bytes() == b"after"
 
-    live(story)
 
-
-def test_a_task_that_might_not_fit_beside_what_waits_fails_before_a_byte_comes(site, live, make_task) -> None:
+async def test_a_task_that_might_not_fit_beside_what_waits_fails_before_a_byte_comes(site, make_task) -> None:
     """Room is reserved for an update as large as the parameters; the waiting one stays."""
-
-    async def story() -> None:
+    async with site.living():
         site.agent.outbox.limit = 400
         await site.tell("task", make_task(round=1), 1.5)
         assert site.offers[0].failure is None
@@ -88,26 +83,19 @@ def test_a_task_that_might_not_fit_beside_what_waits_fails_before_a_byte_comes(s
         assert site.trainer.rounds == [1]
         assert [entry.update.round for entry in site.agent.outbox.entries()] == [1, 2]
 
-    live(story)
 
-
-def test_an_update_that_rotted_while_the_agent_was_away_is_not_offered_for_ever(site, live, disk, make_task) -> None:
+async def test_an_update_that_rotted_while_the_agent_was_away_is_not_offered_for_ever(site, disk, make_task) -> None:
     """It is set aside before the first offer, and its task is done again."""
-
-    async def first() -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1), 1.5)
-
-    async def second() -> None:
+    payload = disk.path / "outbox" / "trial@000001" / outbox.PAYLOAD
+    payload.write_bytes(payload.read_bytes()[:-1] + b"!")
+    site.offers.clear()
+    async with site.living():
         assert site.offers == []
         await site.tell("task", make_task(round=1), 1.5)
         assert site.trainer.rounds == [1, 1]
         assert site.offered == [1]
-
-    live(first)
-    payload = disk.path / "outbox" / "trial@000001" / outbox.PAYLOAD
-    payload.write_bytes(payload.read_bytes()[:-1] + b"!")
-    site.offers.clear()
-    live(second)
 
 
 def test_training_on_a_full_disk_is_a_clear_error(disk, make_job, make_task) -> None:

@@ -20,8 +20,8 @@ from tests.naming import names_all
 pytestmark = pytest.mark.virtual_time
 
 
-def test_a_failed_training_is_reported_with_its_cause_and_the_next_task_works(site, live, make_task) -> None:
-    async def story() -> None:
+async def test_a_failed_training_is_reported_with_its_cause_and_the_next_task_works(site, make_task) -> None:
+    async with site.living():
         site.trainer.failure = TaskFailed("the trainer was killed (signal 9)" + "!" * 1000)
         await site.tell("task", make_task(round=1), 1.5)
         site.trainer.failure = None
@@ -33,13 +33,10 @@ def test_a_failed_training_is_reported_with_its_cause_and_the_next_task_works(si
         assert (done.round, done.failure) == (2, None)
         assert site.agent.phase == "idle"
 
-    live(story)
 
-
-def test_parameters_too_large_for_this_device_are_a_failed_task(site, live, make_task) -> None:
+async def test_parameters_too_large_for_this_device_are_a_failed_task(site, make_task) -> None:
     """Refused before a byte is asked for; the server hears why."""
-
-    async def story() -> None:
+    async with site.living():
         huge = Transfer(digest=bytes(16), size=(1 << 20) + 1, frame_bytes=1024)
         await site.tell("task", make_task(params=huge), 0.5)
         (offer,) = site.offers
@@ -48,14 +45,11 @@ def test_parameters_too_large_for_this_device_are_a_failed_task(site, live, make
         await site.tell("task", make_task(round=2), 1.5)
         assert site.trainer.rounds == [2]
 
-    live(story)
-
 
 @pytest.mark.parametrize("folder", ["", "outbox", "state"])
-def test_a_state_folder_that_is_deleted_is_made_anew(site, live, make_task, caplog, folder) -> None:
+async def test_a_state_folder_that_is_deleted_is_made_anew(site, make_task, caplog, folder) -> None:
     """While a task is under way, and while none is; the log says once what is lost."""
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1), 1.5)
         shutil.rmtree(site.folder / folder)
         await site.tell("task", make_task(round=2), 5.0)
@@ -66,22 +60,17 @@ def test_a_state_folder_that_is_deleted_is_made_anew(site, live, make_task, capl
         assert {2, 4} <= set(site.offered)
         assert site.agent.phase == "idle"
         assert (site.folder / "outbox").stat().st_mode & 0o777 == 0o700
-
-    live(story)
     deleted = [record for record in caplog.records if record.name == files.__name__]
     assert len(deleted) == (0 if folder == "state" else 2)
 
 
-def test_a_disk_that_refuses_is_a_failed_task(site, live, make_task) -> None:
+async def test_a_disk_that_refuses_is_a_failed_task(site, make_task) -> None:
     """The parameters cannot be written: a folder lies where their file belongs."""
-
-    async def story() -> None:
+    async with site.living():
         (site.folder / "params").mkdir()
         await site.tell("task", make_task(), 0.5)
         assert "params" in site.offers[0].failure
         assert site.agent.phase == "idle"
-
-    live(story)
 
 
 @pytest.mark.parametrize(
@@ -89,38 +78,31 @@ def test_a_disk_that_refuses_is_a_failed_task(site, live, make_task) -> None:
     [b"", b"hello", b"FM", b"FM\x02\x80", b"FM\x01\x80", b"FM\x01" + b"\xff" * 100, bytes(2 << 20)],
     ids=["empty", "text", "cut", "version", "no-type", "garbage", "huge"],
 )
-def test_bytes_that_are_no_task_are_dropped(site, live, make_task, data) -> None:
-    async def story() -> None:
+async def test_bytes_that_are_no_task_are_dropped(site, make_task, data) -> None:
+    async with site.living():
         await site.tell("task", data, 0.1)
         await site.tell("task", make_task(), 1.5)
         assert site.offered == [1]
 
-    live(story)
-
 
 @pytest.mark.parametrize("run", ["../../escape", "..", "", "/etc", "a/b", ".hidden", "x" * 65, "a@000001\x00"])
-def test_a_run_whose_name_would_leave_its_folder_is_dropped(site, live, make_task, run: str) -> None:
+async def test_a_run_whose_name_would_leave_its_folder_is_dropped(site, make_task, run: str) -> None:
     """No file of any name is made for it, not even a failure."""
     before = set(site.folder.parent.rglob("*"))
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(run=run), 3.0)
         assert site.trainer.jobs == []
         assert site.offers == []
-
-    live(story)
     assert {path.name for path in set(site.folder.parent.rglob("*")) - before} == {"outbox", "state"}
 
 
-def test_a_task_for_another_device_is_dropped(site, live, make_task) -> None:
-    async def story() -> None:
+async def test_a_task_for_another_device_is_dropped(site, make_task) -> None:
+    async with site.living():
         await site.tell("task", make_task(device="other"), 3.0)
         assert site.trainer.jobs == []
 
-    live(story)
 
-
-def test_a_broker_that_is_away_is_tried_again_soon(site, live) -> None:
+async def test_a_broker_that_is_away_is_tried_again_soon(site) -> None:
     """Not only after the long pause between reports."""
 
     class Shaky(MemoryTransport):
@@ -133,12 +115,9 @@ def test_a_broker_that_is_away_is_tried_again_soon(site, live) -> None:
             await super().publish(topic, payload, **options)
 
     site.transport = Shaky()
-
-    async def story() -> None:
+    async with site.living():
         await asyncio.sleep(20)
         assert [report.at for report in site.reports] == pytest.approx([2.0])
-
-    live(story)
 
 
 def test_a_fault_of_ours_ends_the_agent(site, virtually, make_task) -> None:
@@ -162,7 +141,7 @@ async def test_cancelling_it_gives_the_job_up_and_leaves_no_task_behind(site, ma
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_committed_entry_of_a_superseded_task_keeps_its_state(site, live, make_task, tmp_path) -> None:
+async def test_a_committed_entry_of_a_superseded_task_keeps_its_state(site, make_task, tmp_path) -> None:
     """The trainer finished just as the newer task came: its state is the one the newer task starts from."""
 
     @dataclass
@@ -181,15 +160,12 @@ def test_a_committed_entry_of_a_superseded_task_keeps_its_state(site, live, make
                 raise
 
     site.trainer = Late()
-
-    async def story() -> None:
+    async with site.living():
         site.agent.trainer = site.trainer
         await site.tell("task", make_task(round=1), 0.5)
         await site.tell("task", make_task(round=2), 1.5)
         assert site.trainer.states == [b"", b"after round 1"]
         assert site.offered[-2:] == [1, 2]
-
-    live(story)
 
 
 def read(path: Path) -> bytes:

@@ -15,6 +15,8 @@ from shared.protocol.messages import Ack
 from tests.device_agent.agent_side import DEVICE, StubTrainer
 from tests.naming import names_all
 
+pytestmark = pytest.mark.virtual_time
+
 
 @dataclass
 class Mortal(StubTrainer):
@@ -41,28 +43,24 @@ class Mortal(StubTrainer):
 
 @pytest.mark.parametrize("after", ["nothing", "half"])
 @pytest.mark.parametrize("deaths", range(1, MAX_ATTEMPTS))
-def test_a_task_whose_trainer_died_is_trained_again(site, live, make_task, caplog, deaths, after) -> None:
+async def test_a_task_whose_trainer_died_is_trained_again(site, make_task, caplog, deaths, after) -> None:
     """Into an empty draft each time; the server sees one update and no failure, the log each cause."""
     site.trainer = Mortal(deaths=deaths, after=after)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(), 1.5 + deaths)
         assert {(offer.round, offer.failure) for offer in site.offers} == {(1, None)}
         assert site.trainer.rounds == [1] * (deaths + 1)
         assert site.agent.phase == "idle"
-
-    live(story)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == deaths
     for number, line in enumerate(warnings, 1):
         assert names_all(line, "round 1", f"death {number} (signal 9)", number + 1, MAX_ATTEMPTS)
 
 
-def test_a_task_that_kills_every_trainer_fails_with_the_cause_of_the_last_death(site, live, make_task) -> None:
+async def test_a_task_that_kills_every_trainer_fails_with_the_cause_of_the_last_death(site, make_task) -> None:
     """After the last attempt, not before; the next task begins to count anew."""
     site.trainer = Mortal(deaths=MAX_ATTEMPTS)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(), 1.0)
         assert [offer.failure for offer in site.offers] == [f"death {MAX_ATTEMPTS} (signal 9)"]
         assert site.trainer.rounds == [1] * MAX_ATTEMPTS
@@ -71,38 +69,29 @@ def test_a_task_that_kills_every_trainer_fails_with_the_cause_of_the_last_death(
         assert site.trainer.rounds == [1] * MAX_ATTEMPTS + [2, 2]
         assert site.offers[-1].failure is None
 
-    live(story)
 
-
-def test_a_trainer_that_died_after_its_commit_has_done_the_task(site, live, make_task) -> None:
+async def test_a_trainer_that_died_after_its_commit_has_done_the_task(site, make_task) -> None:
     """Between the rename in the outbox and its word to the agent: nothing is trained twice."""
     site.trainer = Mortal(deaths=1, after="commit")
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(), 2.5)
         assert site.trainer.rounds == [1]
         assert [offer.failure for offer in site.offers] == [None]
 
-    live(story)
 
-
-def test_a_task_that_failed_is_not_tried_again(site, live, make_task) -> None:
+async def test_a_task_that_failed_is_not_tried_again(site, make_task) -> None:
     """Bad data, too little memory: the next attempt would end alike."""
     site.trainer.failure = TaskFailed("out of memory")
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(), 3.5)
         assert site.trainer.rounds == [1]
         assert site.offers[0].failure == "out of memory"
 
-    live(story)
 
-
-def test_a_newer_task_ends_the_attempts(site, live, make_task) -> None:
+async def test_a_newer_task_ends_the_attempts(site, make_task) -> None:
     """It comes while the second attempt trains: that is given up, and the older round is never offered."""
     site.trainer = Mortal(deaths=1, seconds=5.0)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(), 1.0)
         assert site.agent.phase == "training"
         await site.tell("task", make_task(round=2), 6.0)
@@ -110,19 +99,16 @@ def test_a_newer_task_ends_the_attempts(site, live, make_task) -> None:
         assert site.trainer.given_up == [1]
         assert site.offered[0] == 2
 
-    live(story)
-
 
 @pytest.mark.parametrize("settled", ["while an earlier trainer ends", "right after the task"])
-def test_an_update_that_is_settled_while_its_task_comes_again_is_not_trained_again(
-    site, live, make_task, settled
+async def test_an_update_that_is_settled_while_its_task_comes_again_is_not_trained_again(
+    site, make_task, settled
 ) -> None:
     """The agent was killed with the update in its outbox: the server, which had no word of it, repeats the task.
 
     Found by chaos: the update was accepted, and gone, before the old trainer had ended and the outbox was looked at.
     """
-
-    async def story() -> None:
+    async with site.living():
         task = make_task()
         await site.tell("task", task, 1.5)
         assert site.offered == [1]
@@ -133,5 +119,3 @@ def test_an_update_that_is_settled_while_its_task_comes_again_is_not_trained_aga
         assert site.agent.outbox.entries() == []
         assert site.trainer.rounds == [1]
         assert site.agent.phase == "idle"
-
-    live(story)

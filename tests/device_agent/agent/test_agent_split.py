@@ -15,6 +15,8 @@ from shared.errors import SessionLost
 from shared.protocol.messages import Ack, Assignment, Hyper
 from tests.device_agent.agent_side import DEVICE, StubTrainer
 
+pytestmark = pytest.mark.virtual_time
+
 SPLIT = Assignment(seed=3, hyper=Hyper(), steps=4)
 
 
@@ -59,36 +61,30 @@ def ack(task, verdict: str) -> Ack:
     return Ack(run=task.run, round=task.round, device=DEVICE, start=task.params.digest, verdict=verdict)
 
 
-def test_only_a_split_task_is_given_a_way_to_exchange_steps(site, live, make_task, learning) -> None:
-    async def story() -> None:
+async def test_only_a_split_task_is_given_a_way_to_exchange_steps(site, make_task, learning) -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1, assignment=SPLIT), 1.5)
         await site.tell("task", make_task(round=2), 1.5)
         assert [exchange is None for exchange in learning.exchanges] == [False, True]
         assert set(site.offered) == {1, 2}
 
-    live(story)
 
-
-def test_a_session_that_the_server_lost_is_begun_anew_as_often_as_it_takes(site, live, make_task, learning) -> None:
+async def test_a_session_that_the_server_lost_is_begun_anew_as_often_as_it_takes(site, make_task, learning) -> None:
     """Each time from an empty draft and an exchange of its own; it is no death of the trainer, and no failure."""
     learning.losses = 5
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(assignment=SPLIT), 8.0)
         assert [(offer.round, offer.failure) for offer in site.offers][:1] == [(1, None)]
         assert len(learning.jobs) == 6
         assert len({id(exchange) for exchange in learning.exchanges}) == 6
         assert learning.began == [b""] * 6
 
-    live(story)
-
 
 @pytest.mark.parametrize("order", [("task", "void"), ("void", "task"), ("void",), ("task", "void", "task")])
-def test_a_void_update_is_dropped_and_its_task_done_anew_once(site, live, make_task, learning, order) -> None:
+async def test_a_void_update_is_dropped_and_its_task_done_anew_once(site, make_task, learning, order) -> None:
     """Whatever comes first, the word or the task again; from the state of before the round, and for the same update."""
     task = make_task(round=2, assignment=SPLIT)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1), 1.5)
         await site.tell("ack", ack(make_task(round=1), "accepted"), 0.5)
         await site.tell("task", task, 1.5)
@@ -104,38 +100,29 @@ def test_a_void_update_is_dropped_and_its_task_done_anew_once(site, live, make_t
         await site.tell("ack", ack(task, "accepted"), 0.5)
         assert (site.folder / "state" / "trial").read_bytes() == b"1 2 "
 
-    live(story)
 
-
-def test_a_void_update_of_an_older_task_does_not_stop_the_newer_one(site, live, make_task, learning) -> None:
+async def test_a_void_update_of_an_older_task_does_not_stop_the_newer_one(site, make_task, learning) -> None:
     older, newer = make_task(round=1, assignment=SPLIT), make_task(round=2, assignment=SPLIT)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", older, 1.5)
         await site.tell("task", newer, 0.2)
         await site.tell("ack", ack(older, "void"), 3.0)
         assert learning.rounds == [1, 2]
 
-    live(story)
 
-
-def test_what_a_void_update_cost_is_not_told_as_a_round_s(site, live, make_task, learning) -> None:
+async def test_what_a_void_update_cost_is_not_told_as_a_round_s(site, make_task, learning) -> None:
     """Its time and joules are not those of the update that will count."""
     task = make_task(assignment=SPLIT)
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", task, 1.5)
         await site.tell("ack", ack(task, "void"), 40.0)
         assert len(site.reports) > 1
         assert all(report.spent is None for report in site.reports)
 
-    live(story)
 
-
-def test_a_round_that_is_repeated_begins_with_the_state_of_before_it(site, live, make_task, learning) -> None:
+async def test_a_round_that_is_repeated_begins_with_the_state_of_before_it(site, make_task, learning) -> None:
     """Also where its update was accepted: the server may lose the round after that. The next round goes on from it."""
-
-    async def story() -> None:
+    async with site.living():
         for number in (1, 2, 2, 3, 3, 4):
             task = make_task(round=number, assignment=SPLIT)
             await site.tell("task", task, 1.5)
@@ -143,17 +130,12 @@ def test_a_round_that_is_repeated_begins_with_the_state_of_before_it(site, live,
         assert learning.began == [b"", b"1 ", b"1 ", b"1 2 ", b"1 2 ", b"1 2 3 "]
         assert _names(site.folder / "state") == ["trial", "trial@000004"]
 
-    live(story)
 
-
-def test_a_newer_task_ends_a_session(site, live, make_task, learning) -> None:
+async def test_a_newer_task_ends_a_session(site, make_task, learning) -> None:
     learning.seconds = 100.0
-
-    async def story() -> None:
+    async with site.living():
         await site.tell("task", make_task(round=1, assignment=SPLIT), 1.0)
         learning.seconds = 1.0
         await site.tell("task", make_task(round=2, assignment=SPLIT), 2.0)
         assert learning.given_up == [1]
         assert set(site.offered) == {2}
-
-    live(story)

@@ -14,6 +14,8 @@ from device_agent.exchange.upload import MAX_WAIT_S
 from shared.protocol.messages import Assignment, Hyper, Want
 from tests.device_agent.server_side import DATA, ack
 
+pytestmark = pytest.mark.virtual_time
+
 
 def seconds(bucket: TokenBucket, sizes: list[int], link_bits_per_s: float = math.inf, now: float = 0.0) -> float:
     """Send frames one after the other, each as soon as it may go; return when the last has left."""
@@ -81,12 +83,11 @@ def test_no_rate_is_so_low_that_a_frame_never_goes(rate, share):
     assert seconds(bucket, [1000, 1000]) == pytest.approx(8 * 2000 / MIN_BITS_PER_S, rel=0.6)
 
 
-def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
+async def test_a_rate_does_not_outlive_its_task(desk, describe) -> None:
     """While frames wait at a rate that is far too low, an ack ends their sending, and the next task's rate counts."""
     desk.put(1, DATA, describe(DATA))
     want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)])
-
-    async def story() -> None:
+    async with desk.running():
         desk.delivery.uploads.clock = asyncio.get_running_loop().time
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 1e-6}))
         await desk.tell(want, pause_s=1.0)
@@ -100,15 +101,12 @@ def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
         assert not desk.outbox.entries()
         assert desk.frames == list(range(6))
 
-    at_desk(story)
 
-
-def test_a_delivery_keeps_to_the_rate_of_the_newest_task(desk, at_desk, describe) -> None:
+async def test_a_delivery_keeps_to_the_rate_of_the_newest_task(desk, describe) -> None:
     """Six frames of 1 KiB, the last of 17 bytes, at 8 kbit/s: a second each; then as fast as they go."""
     desk.put(1, DATA, describe(DATA))
     want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)])
-
-    async def story() -> None:
+    async with desk.running():
         desk.delivery.uploads.clock = asyncio.get_running_loop().time
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 8192.0}))
         await desk.tell(want, pause_s=2.6)
@@ -118,5 +116,3 @@ def test_a_delivery_keeps_to_the_rate_of_the_newest_task(desk, at_desk, describe
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper()))
         await desk.tell(want, pause_s=0.01)
         assert desk.frames == 2 * list(range(6))
-
-    at_desk(story)

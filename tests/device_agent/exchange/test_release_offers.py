@@ -7,7 +7,8 @@ import errno
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,8 @@ from shared.protocol.messages import Transfer, Want
 from shared.protocol.topics import topic
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release
+
+pytestmark = pytest.mark.virtual_time
 
 DRAW = random.Random(11)
 LAYERS = {f"layer{number}": DRAW.randbytes(9_000) for number in range(3)}
@@ -99,21 +102,18 @@ class Gateway:
         return one
 
 
-def live(gateway: Gateway, virtually, routine) -> None:
-    """Run a routine while board and gateway live."""
-
-    async def whole() -> None:
-        hearing = asyncio.create_task(gateway.run())
-        await gateway.board.switch_on()
-        await asyncio.sleep(0.1)
-        try:
-            await routine()
-        finally:
-            await gateway.board.switch_off()
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
-
-    virtually(whole())
+@asynccontextmanager
+async def living(gateway: Gateway) -> AsyncIterator[None]:
+    """Let board and gateway live."""
+    hearing = asyncio.create_task(gateway.run())
+    await gateway.board.switch_on()
+    await asyncio.sleep(0.1)
+    try:
+        yield
+    finally:
+        await gateway.board.switch_off()
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,11 @@ def live(gateway: Gateway, virtually, routine) -> None:
         ({"soak_s": -1.0}, "soak_s"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_with_its_cause_before_anything_is_fetched(
-    tmp_path, stored, virtually, changes, reason
+async def test_what_cannot_be_taken_is_refused_with_its_cause_before_anything_is_fetched(
+    tmp_path, stored, changes, reason
 ):
     gateway = Gateway(stored, tmp_path)
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored, **changes))
         await asyncio.sleep(5)
         assert (gateway.status().state, gateway.status().deployment) == ("refused", "0001-net-1-aaaa")
@@ -141,12 +140,10 @@ def test_what_cannot_be_taken_is_refused_with_its_cause_before_anything_is_fetch
         await asyncio.sleep(60)
         assert gateway.status().state == "committed"
 
-    live(gateway, virtually, routine)
-
 
 @pytest.mark.parametrize("name", ["../../escape", "/any/path", "a\nb", "..", "a\x00b", "model."])
 @pytest.mark.parametrize("kind", ["Offer", "Ahead"])
-def test_a_manifest_that_names_a_path_writes_nothing_anywhere(tmp_path, stored, virtually, caplog, name, kind):
+async def test_a_manifest_that_names_a_path_writes_nothing_anywhere(tmp_path, stored, caplog, name, kind):
     """Both name it alike, as one gateway with a signed certificate may: nothing is made, and the board goes on."""
     home = tmp_path / "deep" / "in" / "a" / "tree"
     home.mkdir(parents=True)
@@ -157,8 +154,7 @@ def test_a_manifest_that_names_a_path_writes_nothing_anywhere(tmp_path, stored, 
         {**message, "soak_s": 0.0}
     )
     there = {path for path in tmp_path.rglob("*") if home not in path.parents}
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.transport.publish(topic(SITE, DEVICE, "offer"), body)
         await asyncio.sleep(60)
         assert gateway.lacks == []
@@ -167,17 +163,14 @@ def test_a_manifest_that_names_a_path_writes_nothing_anywhere(tmp_path, stored, 
         await gateway.say(offer(stored))
         await asyncio.sleep(60)
         assert gateway.status().state == "committed"
-
-    live(gateway, virtually, routine)
     assert not Path("/any/path").exists()
     assert all("\n" not in record.getMessage() for record in caplog.records)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_noise_on_its_topic_does_not_end_a_board(tmp_path, stored, virtually):
+async def test_noise_on_its_topic_does_not_end_a_board(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
-
-    async def routine() -> None:
+    async with living(gateway):
         for noise in (b"", b"FM", b"\xff" * 100, wire.encode(Want(digest=b"", frame_bytes=1, ranges=[]))):
             await gateway.transport.publish(topic(SITE, DEVICE, "offer"), noise)
         bundle = Bundle(deployment="x", params=Transfer(digest=bytes(16), size=1 << 40, frame_bytes=1024), shared=True)
@@ -186,14 +179,11 @@ def test_noise_on_its_topic_does_not_end_a_board(tmp_path, stored, virtually):
         await asyncio.sleep(60)
         assert gateway.status().state == "committed"
 
-    live(gateway, virtually, routine)
 
-
-def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, stored, virtually):
+async def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
     gateway.answers = False
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(100)
         assert 4 <= len(gateway.lacks) <= 8, "further and further apart"
@@ -201,29 +191,21 @@ def test_an_answer_that_is_lost_is_asked_for_again(tmp_path, stored, virtually):
         await asyncio.sleep(100)
         assert gateway.status().state == "committed"
 
-    live(gateway, virtually, routine)
 
-
-def test_a_payload_with_the_right_digest_and_the_wrong_parts_is_refused_after_some_attempts(
-    tmp_path, stored, virtually
-):
+async def test_a_payload_with_the_right_digest_and_the_wrong_parts_is_refused_after_some_attempts(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
     gateway.damage = lambda data: data[:-1] + bytes([data[-1] ^ 1])
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(300)
         assert gateway.status().state == "refused"
         assert len(gateway.lacks) == 3
         assert gateway.board.record().committed == 0
 
-    live(gateway, virtually, routine)
 
-
-def test_a_full_disk_refuses_it_and_leaves_what_is_served(tmp_path, stored, virtually):
+async def test_a_full_disk_refuses_it_and_leaves_what_is_served(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(60)
         assert gateway.status().committed == 1
@@ -240,14 +222,11 @@ def test_a_full_disk_refuses_it_and_leaves_what_is_served(tmp_path, stored, virt
         assert gateway.status().state == "refused"
         assert (gateway.status().committed, store.record("net").committed) == (1, 1)
 
-    live(gateway, virtually, routine)
 
-
-def test_a_disk_that_is_full_refuses_it_and_takes_it_when_there_is_room(disk, stored, virtually):
+async def test_a_disk_that_is_full_refuses_it_and_takes_it_when_there_is_room(disk, stored):
     """A real one: neither the note of the offer nor its parts find room, or the parts alone do not."""
     gateway = Gateway(stored, disk.path)
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(60)
         assert gateway.status().committed == 1
@@ -265,14 +244,11 @@ def test_a_disk_that_is_full_refuses_it_and_takes_it_when_there_is_room(disk, st
         await asyncio.sleep(60)
         assert gateway.status().committed == 2
 
-    live(gateway, virtually, routine)
 
-
-def test_withdrawn_in_the_middle_of_a_download_nothing_is_taken(tmp_path, stored, virtually):
+async def test_withdrawn_in_the_middle_of_a_download_nothing_is_taken(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
     gateway.answers = False
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(3)
         await gateway.say(Withdraw(deployment="0001-net-1-aaaa", name="net", version=1))
@@ -283,14 +259,11 @@ def test_withdrawn_in_the_middle_of_a_download_nothing_is_taken(tmp_path, stored
         assert gateway.board.record().committed == 0
         assert len(gateway.lacks) == 1
 
-    live(gateway, virtually, routine)
 
-
-def test_a_board_that_loses_power_in_the_middle_goes_on_when_it_is_offered_again(tmp_path, stored, virtually):
+async def test_a_board_that_loses_power_in_the_middle_goes_on_when_it_is_offered_again(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
     gateway.answers = False
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored))
         await asyncio.sleep(3)
         await gateway.board.switch_off()
@@ -301,20 +274,15 @@ def test_a_board_that_loses_power_in_the_middle_goes_on_when_it_is_offered_again
         await asyncio.sleep(60)
         assert gateway.status().state == "committed"
 
-    live(gateway, virtually, routine)
 
-
-def test_states_are_told_in_the_order_in_which_they_were_made_durable(tmp_path, stored, virtually):
+async def test_states_are_told_in_the_order_in_which_they_were_made_durable(tmp_path, stored):
     gateway = Gateway(stored, tmp_path)
-
-    async def routine() -> None:
+    async with living(gateway):
         await gateway.say(offer(stored, soak_s=10.0))
         await asyncio.sleep(60)
         told = list(dict.fromkeys(gateway.states))
         assert told == [one for one in ("offered", "fetched", "trial", "committed") if one in told]
         assert told[-1] == "committed"
-
-    live(gateway, virtually, routine)
 
 
 def test_a_bundle_of_another_length_is_refused(tmp_path, stored):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,22 +109,8 @@ def board(tmp_path: Path) -> Board:
     return Board(tmp_path)
 
 
-@pytest.fixture
-def live(board: Board, virtually) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Run a story in virtual time while the board's agent lives."""
-
-    def run(story: Callable[[], Awaitable[None]]) -> None:
-        async def routine() -> None:
-            async with board.running():
-                await story()
-
-        virtually(routine())
-
-    return run
-
-
-def test_a_version_is_committed_and_the_next_one_takes_its_place(board, live):
-    async def story() -> None:
+async def test_a_version_is_committed_and_the_next_one_takes_its_place(board):
+    async with board.running():
         await board.commit(1)
         assert board.phases == COMMITTED
         assert board.serving.current == {NAME: 1}
@@ -134,24 +120,19 @@ def test_a_version_is_committed_and_the_next_one_takes_its_place(board, live):
         assert (board.record.previous, board.store.versions(NAME)) == (1, [1, 2])
         assert board.phases == COMMITTED * 2
 
-    live(story)
 
-
-def test_a_trial_lasts_as_long_as_it_is_to(board, live):
-    async def story() -> None:
+async def test_a_trial_lasts_as_long_as_it_is_to(board):
+    async with board.running():
         await board.offer(1, soak_s=3600.0)
         await board.reach("trial")
         began = asyncio.get_running_loop().time()
         await board.reach("committed")
         assert 3590.0 < asyncio.get_running_loop().time() - began < 3610.0
 
-    live(story)
 
-
-def test_a_gate_that_fails_keeps_it_from_answering_and_it_is_not_tried_again(board, live):
+async def test_a_gate_that_fails_keeps_it_from_answering_and_it_is_not_tried_again(board):
     board.verdicts[2] = GateVerdict(reason="finite: parameter 'w' holds NaN")
-
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         asked = len(board.serving.asked)
         await board.offer(2)
@@ -171,28 +152,22 @@ def test_a_gate_that_fails_keeps_it_from_answering_and_it_is_not_tried_again(boa
         await board.reach("committed")
         assert board.record.committed == 2
 
-    live(story)
 
-
-def test_a_refusal_of_the_moment_is_none_of_the_release_s(board, live):
+async def test_a_refusal_of_the_moment_is_none_of_the_release_s(board):
     board.verdicts[1] = GateVerdict(reason="runtime: no onnxruntime", lasting=False)
-
-    async def story() -> None:
+    async with board.running():
         await board.offer(1)
         await board.reach("refused")
         assert board.record.failed == ()
-
-    live(story)
 
 
 @pytest.mark.parametrize(
     ("figures", "cause"),
     [(Figures(NAME, 2, 50, 40), "errors"), (Figures(NAME, 2, 50, 1, 1), "finite"), (None, "crashes")],
 )
-def test_what_does_worse_goes_back_by_itself(board, live, figures, cause):
+async def test_what_does_worse_goes_back_by_itself(board, figures, cause):
     """Figures turn bad an hour into a long trial; None stands for a process that died and is there again."""
-
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         await board.offer(2, soak_s=7200.0)
         await board.reach("trial")
@@ -211,11 +186,9 @@ def test_what_does_worse_goes_back_by_itself(board, live, figures, cause):
         assert (await board.offer(2)).phase == "rolled-back"  # not again
         await board.commit(3)
 
-    live(story)
 
-
-def test_a_first_version_that_does_worse_leaves_nothing(board, live):
-    async def story() -> None:
+async def test_a_first_version_that_does_worse_leaves_nothing(board):
+    async with board.running():
         await board.offer(1)
         await board.reach("trial")
         board.serving.figures_of[1] = Figures(NAME, 1, 50, 40)
@@ -223,24 +196,19 @@ def test_a_first_version_that_does_worse_leaves_nothing(board, live):
         assert board.serving.current == {}
         assert board.record.committed == 0
 
-    live(story)
 
-
-def test_a_version_that_the_process_does_not_load_is_refused(board, live):
+async def test_a_version_that_the_process_does_not_load_is_refused(board):
     board.serving.refused = {2}
-
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("refused")
         assert board.record.reason == "load: it has no room for it"
         assert board.serving.current == {NAME: 1}
 
-    live(story)
 
-
-def test_a_process_that_dies_once_is_asked_again_and_one_that_keeps_dying_is_the_model_s_fault(board, live):
-    async def story() -> None:
+async def test_a_process_that_dies_once_is_asked_again_and_one_that_keeps_dying_is_the_model_s_fault(board):
+    async with board.running():
         await board.commit(1)
         board.serving.dying = 1
         await board.commit(2)
@@ -250,11 +218,9 @@ def test_a_process_that_dies_once_is_asked_again_and_one_that_keeps_dying_is_the
         assert board.record.reason == "load: the inference process ended"
         assert board.serving.current == {NAME: 2}
 
-    live(story)
 
-
-def test_a_process_that_dies_at_the_way_back_serves_the_old_one_all_the_same(board, live):
-    async def story() -> None:
+async def test_a_process_that_dies_at_the_way_back_serves_the_old_one_all_the_same(board):
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("trial")
@@ -263,15 +229,12 @@ def test_a_process_that_dies_at_the_way_back_serves_the_old_one_all_the_same(boa
         await board.reach("rolled-back")
         assert board.serving.current == {NAME: 1}
 
-    live(story)
-
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.5])
-def test_a_newer_offer_supersedes_what_is_under_way(board, live, wait_s):
+async def test_a_newer_offer_supersedes_what_is_under_way(board, wait_s):
     """Heard before its parts are here, and in the middle of the gates."""
     board.gate_s = 100.0
-
-    async def story() -> None:
+    async with board.running():
         first, _ = light_release(NAME, 1)
         await board.swap.accept_offer(write_manifest(first), offer_of(first))
         await asyncio.sleep(wait_s)
@@ -286,11 +249,9 @@ def test_a_newer_offer_supersedes_what_is_under_way(board, live, wait_s):
         assert board.store.versions(NAME) == [3]
         assert (await board.swap.mark_fetched(NAME, "to-1")).committed == 3  # of an offer that is gone
 
-    live(story)
 
-
-def test_an_offer_waits_for_the_end_of_a_trial_and_the_last_one_counts(board, live):
-    async def story() -> None:
+async def test_an_offer_waits_for_the_end_of_a_trial_and_the_last_one_counts(board):
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("trial")
@@ -304,21 +265,17 @@ def test_an_offer_waits_for_the_end_of_a_trial_and_the_last_one_counts(board, li
         assert board.record.committed == 4
         assert "superseded" not in board.phases
 
-    live(story)
 
-
-def test_what_is_offered_and_answers_already_is_committed_at_once(board, live):
-    async def story() -> None:
+async def test_what_is_offered_and_answers_already_is_committed_at_once(board):
+    async with board.running():
         await board.commit(1)
         manifest, _ = light_release(NAME, 1)
         told = await board.swap.accept_offer(write_manifest(manifest), offer_of(manifest, "again"))
         assert (told.phase, told.deployment, board.tried) == ("committed", "again", [1])
 
-    live(story)
 
-
-def test_a_version_with_another_content_is_refused_and_what_answers_is_untouched(board, live):
-    async def story() -> None:
+async def test_a_version_with_another_content_is_refused_and_what_answers_is_untouched(board):
+    async with board.running():
         await board.commit(1)
         other, _ = light_release(NAME, 1, 333)
         told = await board.swap.accept_offer(write_manifest(other), offer_of(other, "other"))
@@ -327,11 +284,9 @@ def test_a_version_with_another_content_is_refused_and_what_answers_is_untouched
         with pytest.raises(CorruptFile, match=f"{NAME}/1"):
             await board.swap.accept_offer(write_manifest(other), offer_of(light_release(NAME, 1)[0]))
 
-    live(story)
 
-
-def test_going_back_by_hand(board, live):
-    async def story() -> None:
+async def test_going_back_by_hand(board):
+    async with board.running():
         await board.commit(1)
         await board.commit(2)
         assert (await board.swap.take_back(NAME, 1)).committed == 2  # it is not in use
@@ -353,14 +308,11 @@ def test_going_back_by_hand(board, live):
         await asyncio.sleep(200.0)
         assert board.serving.current == {NAME: 1}
 
-    live(story)
 
-
-def test_the_first_version_that_came_goes_where_a_folder_has_another(board, live):
+async def test_the_first_version_that_came_goes_where_a_folder_has_another(board):
     """What serves has that one answer again, once it is to part with this; a later offer begins anew."""
     board.has_folder = True
-
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         told = await board.swap.take_back(NAME, 1)
         assert (told.phase, told.committed, told.candidate) == ("rolled-back", 0, 1)
@@ -369,19 +321,15 @@ def test_the_first_version_that_came_goes_where_a_folder_has_another(board, live
         await board.commit(2)
         assert board.serving.current == {NAME: 2}
 
-    live(story)
 
-
-def test_a_version_before_that_cannot_be_loaded_leaves_the_one_that_answers(board, live):
-    async def story() -> None:
+async def test_a_version_before_that_cannot_be_loaded_leaves_the_one_that_answers(board):
+    async with board.running():
         await board.commit(1)
         await board.commit(2)
         board.serving.refused = {1}
         with pytest.raises(ServingRefused):
             await board.swap.take_back(NAME, 2)
         assert (board.record.committed, board.serving.current) == (2, {NAME: 2})
-
-    live(story)
 
 
 @pytest.mark.parametrize("after_s", [0.2, 1.2, 30.0, 590.0])
@@ -447,8 +395,8 @@ async def test_a_start_that_finds_an_ended_phase_says_it_again(board):
     assert board.phases == ["committed"]
 
 
-def test_two_names_do_not_wait_for_each_other(board, live):
-    async def story() -> None:
+async def test_two_names_do_not_wait_for_each_other(board):
+    async with board.running():
         await board.offer(1)
         await board.reach("trial")
         other, parts = light_release("other", 1)
@@ -459,11 +407,9 @@ def test_two_names_do_not_wait_for_each_other(board, live):
         await asyncio.sleep(30.0)
         assert (board.store.record("other").phase, board.record.phase) == ("committed", "trial")
 
-    live(story)
 
-
-def test_a_release_without_room_is_refused_before_anything_is_fetched(board, live, monkeypatch):
-    async def story() -> None:
+async def test_a_release_without_room_is_refused_before_anything_is_fetched(board, monkeypatch):
+    async with board.running():
         await board.commit(1)
         with monkeypatch.context() as patch:
             free = board.store.require_room.__globals__["shutil"].disk_usage(board.folder)._replace(free=50)
@@ -474,8 +420,6 @@ def test_a_release_without_room_is_refused_before_anything_is_fetched(board, liv
         await board.offer(2, attempt=2)
         await board.reach("committed")
 
-    live(story)
-
 
 def refuse_writes(patch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
@@ -484,10 +428,9 @@ def refuse_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Path, "write_bytes", full)
 
 
-def test_a_disk_that_takes_nothing_does_not_keep_a_bad_version(board, live, monkeypatch):
+async def test_a_disk_that_takes_nothing_does_not_keep_a_bad_version(board, monkeypatch):
     """It goes back at once; the record follows when there is room. What is offered meanwhile is told that."""
-
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("trial")
@@ -506,11 +449,9 @@ def test_a_disk_that_takes_nothing_does_not_keep_a_bad_version(board, live, monk
                 await board.offer(3)
         await board.commit(3)
 
-    live(story)
 
-
-def test_a_disk_that_takes_nothing_at_the_end_of_a_trial_is_waited_for(board, live, monkeypatch):
-    async def story() -> None:
+async def test_a_disk_that_takes_nothing_at_the_end_of_a_trial_is_waited_for(board, monkeypatch):
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("trial")
@@ -520,8 +461,6 @@ def test_a_disk_that_takes_nothing_at_the_end_of_a_trial_is_waited_for(board, li
             assert board.record.phase == "trial"
         await board.reach("committed")
         assert board.record.committed == 2
-
-    live(story)
 
 
 async def test_a_record_that_nothing_can_read_begins_anew(board):
@@ -534,14 +473,14 @@ async def test_a_record_that_nothing_can_read_begins_anew(board):
     assert msgspec.structs.replace(board.record, since=0.0).previous == 0
 
 
-def test_a_trial_has_a_deadline(board, live):
+async def test_a_trial_has_a_deadline(board):
     """Where the process says nothing for ever: the old version answers again."""
 
     async def silent(name: str, version: int) -> Figures:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def story() -> None:
+    async with board.running():
         await board.commit(1)
         await board.offer(2)
         await board.reach("trial")
@@ -550,5 +489,3 @@ def test_a_trial_has_a_deadline(board, live):
         assert board.record.phase == "rolled-back"
         assert board.record.reason.startswith("deadline: ")
         assert board.serving.current == {NAME: 1}
-
-    live(story)
