@@ -84,41 +84,35 @@ def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(send
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_server_that_gives_the_task_again_is_asked_at_once(sender, make_task, tmp_path, virtually, is_told) -> None:
+@pytest.mark.virtual_time
+async def test_a_server_that_gives_the_task_again_is_asked_at_once(sender, make_task, tmp_path, is_told) -> None:
     """After a hundred seconds in which nothing came the device waits for a minute, unless it hears of the server."""
     loop = asyncio.get_running_loop
     sender.reply = lambda frame, _index, _asked: frame if loop().time() > 95.0 else None
-
-    async def routine() -> float:
-        async with background(sender.run()):
-            await asyncio.sleep(0)
-            fetching = download(sender.transport, tmp_path)
-            ended = asyncio.create_task(fetching.fetch(make_task(params=sender.transfer)))
-            await asyncio.sleep(95.5)
-            if is_told:
-                fetching.request_again()
-            await ended
-            return loop().time()
-
-    assert (virtually(routine()) < 96.5) is is_told
+    async with background(sender.run()):
+        await asyncio.sleep(0)
+        fetching = download(sender.transport, tmp_path)
+        ended = asyncio.create_task(fetching.fetch(make_task(params=sender.transfer)))
+        await asyncio.sleep(95.5)
+        if is_told:
+            fetching.request_again()
+        await ended
+        assert (loop().time() < 96.5) is is_told
 
 
-def test_the_first_frame_of_a_later_fetch_is_waited_for_as_the_link_was_before(sender, make_task, tmp_path, virtually):
+@pytest.mark.virtual_time
+async def test_the_first_frame_of_a_later_fetch_is_waited_for_as_the_link_was_before(sender, make_task, tmp_path):
     """Ten seconds at first, three once it is known to be quick."""
     loop = asyncio.get_running_loop
-
-    async def routine() -> list[float]:
-        async with background(sender.run()):
-            await asyncio.sleep(0)
-            fetching, took = download(sender.transport, tmp_path), []
-            for _ in range(2):
-                began = loop().time()
-                sender.reply = lambda frame, _index, _asked: frame if loop().time() > began + 0.5 else None  # noqa: B023
-                await fetching.fetch(make_task(params=sender.transfer))
-                took.append(loop().time() - began)
-            return took
-
-    first, second = virtually(routine())
+    async with background(sender.run()):
+        await asyncio.sleep(0)
+        fetching, took = download(sender.transport, tmp_path), []
+        for _ in range(2):
+            began = loop().time()
+            sender.reply = lambda frame, _index, _asked: frame if loop().time() > began + 0.5 else None  # noqa: B023
+            await fetching.fetch(make_task(params=sender.transfer))
+            took.append(loop().time() - began)
+        first, second = took
     assert first >= 10.0
     assert second < 10.0
 
@@ -176,32 +170,29 @@ def test_a_word_to_leave_another_payload_is_no_word_for_us(sender, fetch) -> Non
     assert set(listeners) == {1}
 
 
-def test_a_fetch_that_is_cancelled_leaves_no_subscription_and_the_next_one_works(
-    sender, make_task, tmp_path, virtually, describe
+@pytest.mark.virtual_time
+async def test_a_fetch_that_is_cancelled_leaves_no_subscription_and_the_next_one_works(
+    sender, make_task, tmp_path, describe
 ) -> None:
     """A newer task cuts the fetch of a larger payload short; the file then holds the newer one, no byte more."""
-
-    async def routine() -> bytes:
-        mine, newer = (
-            download(sender.transport, tmp_path),
-            ModelServer(sender.transport, describe(OTHER), sender.cut, OTHER),
-        )
-        sender.pause_s = 1.0
-        async with background(sender.run()):
-            fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
-            await asyncio.sleep(6.5)
-            fetching.cancel()
-            await asyncio.wait({fetching})
-            assert fetching.cancelled()
-            assert sender.transport.listening(topic(SITE, DEVICE, "model")) == []
-        async with background(newer.run()):
-            path, _ = await mine.fetch(make_task(round=2, params=newer.transfer))
-            return path.read_bytes()
-
-    assert virtually(routine()) == OTHER
+    mine, newer = (
+        download(sender.transport, tmp_path),
+        ModelServer(sender.transport, describe(OTHER), sender.cut, OTHER),
+    )
+    sender.pause_s = 1.0
+    async with background(sender.run()):
+        fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
+        await asyncio.sleep(6.5)
+        fetching.cancel()
+        await asyncio.wait({fetching})
+        assert fetching.cancelled()
+        assert sender.transport.listening(topic(SITE, DEVICE, "model")) == []
+    async with background(newer.run()):
+        path, _ = await mine.fetch(make_task(round=2, params=newer.transfer))
+        assert path.read_bytes() == OTHER
 
 
-def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_task, tmp_path) -> None:
+async def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_task, tmp_path) -> None:
     """The check reads the file on a thread: the next task must not begin to write it before that thread is through."""
     reading, may_go_on = threading.Event(), threading.Event()
 
@@ -213,20 +204,17 @@ def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_ta
 
         return await asyncio.to_thread(run)
 
-    async def routine() -> None:
-        mine = replace(download(sender.transport, tmp_path), worker=slow)
-        async with background(sender.run()):
-            await asyncio.sleep(0)
-            fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
-            assert await asyncio.to_thread(reading.wait, 10)
-            fetching.cancel()
-            await asyncio.sleep(0.05)
-            assert not fetching.done()
-            may_go_on.set()
-            await asyncio.wait({fetching})
-            assert fetching.cancelled()
-
-    asyncio.run(routine())
+    mine = replace(download(sender.transport, tmp_path), worker=slow)
+    async with background(sender.run()):
+        await asyncio.sleep(0)
+        fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
+        assert await asyncio.to_thread(reading.wait, 10)
+        fetching.cancel()
+        await asyncio.sleep(0.05)
+        assert not fetching.done()
+        may_go_on.set()
+        await asyncio.wait({fetching})
+        assert fetching.cancelled()
 
 
 def test_a_whole_that_is_damaged_is_fetched_again(sender, fetch) -> None:
@@ -265,7 +253,8 @@ def test_an_absurd_transfer_is_refused_before_a_file_is_made(make_task, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broker_that_is_away_is_waited_for(sender, make_task, tmp_path, virtually) -> None:
+@pytest.mark.virtual_time
+async def test_a_broker_that_is_away_is_waited_for(sender, make_task, tmp_path) -> None:
     """The first question cannot be sent: it is asked again every 2 s, not only when its frames count as lost."""
 
     class Shaky(MemoryTransport):
@@ -278,12 +267,9 @@ def test_a_broker_that_is_away_is_waited_for(sender, make_task, tmp_path, virtua
             await super().publish(topic, payload, **options)
 
     sender.transport = Shaky()
-
-    async def routine() -> Path:
-        async with background(sender.run()):
-            return (await download(sender.transport, tmp_path).fetch(make_task(params=sender.transfer)))[0]
-
-    assert virtually(routine()).read_bytes() == MODEL
+    async with background(sender.run()):
+        outcome = (await download(sender.transport, tmp_path).fetch(make_task(params=sender.transfer)))[0]
+    assert outcome.read_bytes() == MODEL
     assert set(sender.times) == {6.0}
 
 

@@ -42,31 +42,24 @@ class Site:
         self.server.expire()
 
 
-@pytest.fixture
-def run(tmp_path, real):
-    """Run a test's coroutine with a site and a function that connects to it."""
+@asynccontextmanager
+async def serving(folder):
+    """Serve a site; yield it and a function that connects to it."""
+    site, path, writers = Site(), str(folder / "s"), []
+    await site.server.listen(0, path)
 
-    def story(routine):
-        async def whole():
-            site, path, writers = Site(), str(tmp_path / "s"), []
-            await site.server.listen(0, path)
+    async def connect():
+        reader, writer = await asyncio.open_unix_connection(path)
+        writers.append(writer)
+        return reader, writer
 
-            async def connect():
-                reader, writer = await asyncio.open_unix_connection(path)
-                writers.append(writer)
-                return reader, writer
-
-            try:
-                await routine(site, connect)
-            finally:
-                for writer in writers:
-                    writer.close()
-                await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
-                site.server.close()
-
-        return real(whole())
-
-    return story
+    try:
+        yield site, connect
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+        site.server.close()
 
 
 async def until(condition):
@@ -93,8 +86,8 @@ async def refused(site, connect, data, status):
     assert site.server.reserved_bytes == 0
 
 
-def test_requests_of_one_connection_are_answered_in_their_order(run):
-    async def story(site, connect):
+async def test_requests_of_one_connection_are_answered_in_their_order(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         reader, writer = await connect()
         site.hold = asyncio.Event()
         writer.write(
@@ -111,34 +104,27 @@ def test_requests_of_one_connection_are_answered_in_their_order(run):
         assert (site.seen[-1].body, await reader.read()) == (b"abc", b"")
         assert site.server.reserved_bytes == 0
 
-    run(story)
 
-
-def test_a_head_alone_is_answered_by_a_head_alone(run):
+async def test_a_head_alone_is_answered_by_a_head_alone(tmp_path):
     """Else the body would be read as the begin of the next answer."""
-
-    async def story(_, connect):
+    async with serving(tmp_path) as (_, connect):
         reader, writer = await connect()
         writer.write(b"HEAD /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
         assert b"Content-Length: 2\r\n" in await reader.readuntil(b"\r\n\r\n")
         status, text, head = await answer_of(reader)
         assert (status, text, head[:5]) == (200, "/2", "HTTP/")
 
-    run(story)
 
-
-def test_trailers_are_no_headers(run):
-    async def story(site, connect):
+async def test_trailers_are_no_headers(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         reader, writer = await connect()
         writer.write(CHUNKED + b"2\r\nab\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
         assert (await answer_of(reader))[0] == 200
         assert list(site.seen[0].headers) == ["transfer-encoding"]
 
-    run(story)
 
-
-def test_a_head_that_comes_with_the_end_of_a_large_request_is_not_measured_by_it(run):
-    async def story(site, connect):
+async def test_a_head_that_comes_with_the_end_of_a_large_request_is_not_measured_by_it(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         reader, writer = await connect()
         most = site.server.max_body_bytes = 2 * MAX_HEAD_BYTES
         writer.write(f"POST /1 HTTP/1.1\r\nContent-Length: {most}\r\n\r\n".encode() + b"x" * most + b"GET /2 HT")
@@ -146,13 +132,10 @@ def test_a_head_that_comes_with_the_end_of_a_large_request_is_not_measured_by_it
         writer.write(b"TP/1.1\r\n\r\n")
         assert (await answer_of(reader))[:2] == (200, "/2")
 
-    run(story)
 
-
-def test_what_says_that_it_is_too_large_is_refused_before_it_comes(run):
+async def test_what_says_that_it_is_too_large_is_refused_before_it_comes(tmp_path):
     """Nothing of the body is kept; in chunks, nothing beyond the limit."""
-
-    async def story(site, connect):
+    async with serving(tmp_path) as (site, connect):
         for size in (MOST + 1, 10**15):
             told = f"POST /1 HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
             async with refused(site, connect, told, 413) as text:
@@ -162,11 +145,9 @@ def test_what_says_that_it_is_too_large_is_refused_before_it_comes(run):
             pass
         assert site.seen == []
 
-    run(story)
 
-
-def test_many_large_bodies_at_once_are_one_too_many(run):
-    async def story(site, connect):
+async def test_many_large_bodies_at_once_are_one_too_many(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         told = f"POST /1 HTTP/1.1\r\nContent-Length: {MOST}\r\n\r\nx".encode()
         kept = [await connect() for _ in range(http.BODIES_AT_ONCE)]
         for _, writer in kept:
@@ -179,8 +160,6 @@ def test_many_large_bodies_at_once_are_one_too_many(run):
             writer.write(b"x" * (MOST - 1))
             assert (await answer_of(reader))[0] == 200
         assert site.server.reserved_bytes == 0
-
-    run(story)
 
 
 @pytest.mark.parametrize(
@@ -197,22 +176,19 @@ def test_many_large_bodies_at_once_are_one_too_many(run):
         (CHUNKED + b"1;" + b"x" * 2 * MAX_HEAD_BYTES, 431),
     ],
 )
-def test_what_is_no_request_is_refused(data, status, run):
-    async def story(site, connect):
+async def test_what_is_no_request_is_refused(data, status, tmp_path):
+    async with serving(tmp_path) as (site, connect):
         async with refused(site, connect, data, status):
             pass
         assert site.seen == []
-
-    run(story)
 
 
 @pytest.mark.parametrize(
     "begun", [b"G", b"GET /1 HTTP/1.1\r\nHost:", b"POST /1 HTTP/1.1\r\nContent-Length: 9\r\n\r\nab"]
 )
-def test_a_request_that_comes_slowly_has_so_much_time_and_no_more(begun, run):
+async def test_a_request_that_comes_slowly_has_so_much_time_and_no_more(begun, tmp_path):
     """However often a byte of it comes; who is served meanwhile is not disturbed."""
-
-    async def story(site, connect):
+    async with serving(tmp_path) as (site, connect):
         reader, writer = await connect()
         good_reader, good_writer = await connect()
         writer.write(begun)
@@ -227,11 +203,9 @@ def test_a_request_that_comes_slowly_has_so_much_time_and_no_more(begun, run):
         good_writer.write(b"GET /3 HTTP/1.1\r\n\r\n")
         assert (await answer_of(good_reader))[1] == "/3"
 
-    run(story)
 
-
-def test_idle_connections_and_refused_ones_that_do_not_close_are_closed(run):
-    async def story(site, connect):
+async def test_idle_connections_and_refused_ones_that_do_not_close_are_closed(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         idle, _ = await connect()
         stubborn, writer = await connect()
         writer.write(b"nonsense\r\n")
@@ -242,13 +216,10 @@ def test_idle_connections_and_refused_ones_that_do_not_close_are_closed(run):
         assert await idle.read() == b""
         await until(lambda: not (site.server.connections))
 
-    run(story)
 
-
-def test_a_peer_that_does_not_read_its_answers_is_parted_with(run):
+async def test_a_peer_that_does_not_read_its_answers_is_parted_with(tmp_path):
     """What waits for it is bounded: nothing more is read from it meanwhile."""
-
-    async def story(site, connect):
+    async with serving(tmp_path) as (site, connect):
         _, writer = await connect()
         large = Response(200, b"x" * (1 << 20))
         site.server.answer = lambda _: large
@@ -260,11 +231,9 @@ def test_a_peer_that_does_not_read_its_answers_is_parted_with(run):
         await site.later(PATIENCE_S + 1)
         await until(lambda: not (site.server.connections))
 
-    run(story)
 
-
-def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
-    async def story(site, connect):
+async def test_one_connection_too_many_is_told_so_and_the_next_finds_room(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         kept = [await connect() for _ in range(http.MAX_CONNECTIONS)]
         for _, writer in kept:
             writer.write(b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
@@ -279,13 +248,10 @@ def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
         writer.write(b"GET /1 HTTP/1.1\r\n\r\n")
         assert (await answer_of(reader))[0] == 200
 
-    run(story)
 
-
-def test_connections_that_ask_nothing_keep_nobody_out(run):
+async def test_connections_that_ask_nothing_keep_nobody_out(tmp_path):
     """64 of them made it answer 503 to everybody; the one that is idle longest is closed, and none within a request."""
-
-    async def story(site, connect):
+    async with serving(tmp_path) as (site, connect):
         first, asking = await connect()
         asking.write(b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
         await until(lambda: any(not one.is_idle for one in site.server.connections))
@@ -301,13 +267,10 @@ def test_connections_that_ask_nothing_keep_nobody_out(run):
         assert (await answer_of(first))[0] == 200
         assert len(site.server.connections) <= http.MAX_CONNECTIONS
 
-    run(story)
 
-
-def test_a_fault_of_ours_is_one_answer_and_no_end(run, caplog):
+async def test_a_fault_of_ours_is_one_answer_and_no_end(tmp_path, caplog):
     """At once or on a thread; also where memory was too short."""
-
-    async def story(site, connect):
+    async with serving(tmp_path) as (site, connect):
         reader, writer = await connect()
 
         async def failing():
@@ -325,11 +288,9 @@ def test_a_fault_of_ours_is_one_answer_and_no_end(run, caplog):
         assert ((await answer_of(reader))[1], site.server.reserved_bytes) == ("/2", 0)
         assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError, KeyError]
 
-    run(story)
 
-
-def test_who_goes_before_the_answer_leaves_nothing_behind(run):
-    async def story(site, connect):
+async def test_who_goes_before_the_answer_leaves_nothing_behind(tmp_path):
+    async with serving(tmp_path) as (site, connect):
         site.hold = asyncio.Event()
         _, writer = await connect()
         writer.write(b"POST /1 HTTP/1.1\r\nContent-Length: 9\r\n\r\n123456789GET /2 HTTP/1.1\r\n\r\n")
@@ -337,8 +298,6 @@ def test_who_goes_before_the_answer_leaves_nothing_behind(run):
         writer.close()
         site.hold.set()
         await until(lambda: not (site.server.connections or site.server.reserved_bytes))
-
-    run(story)
 
 
 class Heard(asyncio.Transport):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime.clock import VirtualLoop
 from shared.runtime.service import ALIVE, READY, STOPPING, Supervisor, find_supervisor, notify_supervisor
 from shared.runtime.support import units
+
+pytestmark = pytest.mark.virtual_time
 
 NUMBERS = count()
 
@@ -37,46 +38,33 @@ def heard(ear: socket.socket) -> list[bytes]:
     return said
 
 
-def in_virtual_time(story) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
-
-
-def test_it_has_begun_goes_on_and_stops(ear):
+async def test_it_has_begun_goes_on_and_stops(ear):
     listening, address = ear
     said = []
-
-    async def story() -> None:
-        async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"})):
-            await asyncio.sleep(0)
+    async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"})):
+        await asyncio.sleep(0)
+        said.extend(heard(listening))
+        for _ in range(100):
+            await asyncio.sleep(30)
             said.extend(heard(listening))
-            for _ in range(100):
-                await asyncio.sleep(30)
-                said.extend(heard(listening))
-
-    in_virtual_time(story)
     assert said[:2] == [READY, ALIVE]
     assert 100 <= said.count(ALIVE) <= 102
     assert heard(listening) == [STOPPING]
 
 
-def test_a_loop_that_hangs_does_not_ping(ear):
+async def test_a_loop_that_hangs_does_not_ping(ear):
     """The pings are of the loop that does the work: a callback that never returns keeps them back."""
     listening, address = ear
-
-    async def story() -> None:
-        async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})):
-            await asyncio.sleep(0)
-            heard(listening)
-            sum(range(100_000))  # longer than the watchdog's microsecond
-            assert heard(listening) == []
-            await asyncio.sleep(1e-6)
-            assert ALIVE in heard(listening)
-
-    in_virtual_time(story)
+    async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})):
+        await asyncio.sleep(0)
+        heard(listening)
+        sum(range(100_000))  # longer than the watchdog's microsecond
+        assert heard(listening) == []
+        await asyncio.sleep(1e-6)
+        assert ALIVE in heard(listening)
 
 
-def test_an_error_leaves_as_itself_and_the_stop_is_told(ear):
+def test_an_error_leaves_as_itself_and_the_stop_is_told(ear, virtually):
     listening, address = ear
 
     async def story() -> None:
@@ -84,7 +72,7 @@ def test_an_error_leaves_as_itself_and_the_stop_is_told(ear):
             raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        in_virtual_time(story)
+        virtually(story())
     assert heard(listening) == [READY, STOPPING]
 
 
@@ -106,23 +94,16 @@ def test_who_wants_to_know_is_found_and_hidden_from_children(said, expected):
     assert there == {"HOME": "/root"}
 
 
-def test_without_systemd_nothing_is_told(monkeypatch, caplog):
+async def test_without_systemd_nothing_is_told(monkeypatch, caplog):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-
-    async def story() -> None:
-        async with notify_supervisor():
-            await asyncio.sleep(3600)
-
-    in_virtual_time(story)
+    async with notify_supervisor():
+        await asyncio.sleep(3600)
     assert not caplog.records
 
 
-def test_a_socket_that_is_gone_is_logged_and_nothing_else(tmp_path, caplog):
-    async def story() -> None:
-        async with notify_supervisor(Supervisor(str(tmp_path / "gone"))):
-            pass
-
-    in_virtual_time(story)
+async def test_a_socket_that_is_gone_is_logged_and_nothing_else(tmp_path, caplog):
+    async with notify_supervisor(Supervisor(str(tmp_path / "gone"))):
+        pass
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert Path(tmp_path / "gone").exists() is False
 
