@@ -25,6 +25,11 @@ def describe_cause(error: Exception) -> str:
     return " ".join((strerror or str(error) or type(error).__name__).split())
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, whose further lines may be a stack; its type if it has no text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class FieldFleetError(Exception):
     """Base of every error raised on purpose."""
 

@@ -7,22 +7,18 @@ from asyncio.subprocess import Process
 from collections import deque
 from typing import TypeVar
 
-import msgspec
-
 from device_agent.inference.messages import (
-    HEAD_BYTES,
+    Done,
     Figures,
     FromInference,
     Loaded,
-    LoadRefused,
-    Switched,
+    Refused,
     ToInference,
-    Unloaded,
     encode_frame,
 )
 from shared.errors import ServingDied, ServingRefused
 
-A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
+A = TypeVar("A", Loaded, Done, Figures)
 
 
 class CommandPipe:
@@ -52,7 +48,7 @@ class CommandPipe:
         answer = await reply
         if isinstance(answer, kind):
             return answer
-        raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"unexpected reply {answer!r}")
+        raise ServingRefused(answer.reason if isinstance(answer, Refused) else f"unexpected reply {answer!r}")
 
     def resolve_next(self, message: FromInference) -> None:
         """Pass a reply to the oldest command."""
@@ -67,14 +63,3 @@ class CommandPipe:
         for reply in pending:
             if not reply.done():
                 reply.set_exception(ServingDied("the inference process ended"))
-
-
-async def receive(process: Process) -> FromInference | None:
-    """Return the next message; None once the pipe is closed."""
-    assert process.stdout
-    try:
-        size = int.from_bytes(await process.stdout.readexactly(HEAD_BYTES), "little")
-        message: FromInference = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromInference)
-    except (ConnectionError, asyncio.IncompleteReadError):
-        return None
-    return message

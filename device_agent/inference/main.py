@@ -16,19 +16,19 @@ import msgspec
 
 from device_agent.inference.messages import (
     EXIT_TAKEN,
-    HEAD_BYTES,
+    TO_INFERENCE,
     Ask,
+    Done,
     FromInference,
     Load,
     Loaded,
-    LoadRefused,
     Ready,
+    Refused,
     Switch,
-    Switched,
     ToInference,
     Unload,
-    Unloaded,
     encode_frame,
+    read_frame,
 )
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, FieldFleetError
@@ -98,7 +98,7 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
         sweeping = asyncio.create_task(http.sweep())
         try:
             os.write(out, encode_frame(Ready()))
-            while (message := await _next_message(agent)) is not None:
+            while (message := await read_frame(agent, TO_INFERENCE)) is not None:
                 os.write(out, encode_frame(await _handle(message, models, opening)))
         except msgspec.DecodeError as error:
             logger.critical("the agent sent an invalid message: %s; exiting", error)
@@ -111,16 +111,6 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
     return 0
 
 
-async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
-    """Return the next message; None once the agent has closed its end, even within a message."""
-    try:
-        size = int.from_bytes(await agent.readexactly(HEAD_BYTES), "little")
-        message: ToInference = msgspec.msgpack.decode(await agent.readexactly(size), type=ToInference)
-    except asyncio.IncompleteReadError:
-        return None
-    return message
-
-
 async def _handle(message: ToInference, models: ServedModels, opening: LoadContext) -> FromInference:
     """Execute a command and return its reply."""
     name, version = message.name, message.version
@@ -128,17 +118,17 @@ async def _handle(message: ToInference, models: ServedModels, opening: LoadConte
         match message:
             case Load():
                 return await _load(message, models, opening)
-            case Switch():
-                models.switch(name, version)
-                return Switched(name, version)
-            case Unload():
-                models.unload(name, version)
-                return Unloaded(name, version)
             case Ask():
                 return models.figures(name, version)
-    except (FieldFleetError, MemoryError) as error:
-        reason = f"out of memory: {error}; raise serve.memory_mb" if isinstance(error, MemoryError) else str(error)
-        return LoadRefused(name, version, reason)
+            case Switch():
+                models.switch(name, version)
+            case Unload():
+                models.unload(name, version)
+    except FieldFleetError as error:
+        return Refused(str(error))
+    except MemoryError as error:
+        return Refused(f"out of memory: {error}; raise serve.memory_mb")
+    return Done()
 
 
 async def _open_top_pipe(descriptor: int | None) -> TopPipe | None:
@@ -170,7 +160,7 @@ async def _load(message: Load, models: ServedModels, opening: LoadContext) -> Fr
 
         full_model = await asyncio.to_thread(open_model, message.manifest, parts, settings) if cut.whole else None
         models.add(model, build_cut_model(model, full_model, cut, opening.ask, opening.executor))
-    return Loaded(message.name, message.version, model.seconds, model.provider)
+    return Loaded(model.seconds, model.provider)
 
 
 if __name__ == "__main__":

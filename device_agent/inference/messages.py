@@ -5,8 +5,9 @@ The process answers the agent's messages in order; only `Ready` is unsolicited.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,10 +16,11 @@ from shared.tensors.counts import ceil_share
 EXIT_TAKEN = 71
 """Exit code of an inference process whose port or socket is taken."""
 HEAD_BYTES = 4
+T = TypeVar("T")
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: open a model beside those served; reply `Loaded` or `LoadRefused`.
+    """Agent -> process: open a model beside those served; reply `Loaded` or `Refused`.
 
     Attributes:
         manifest: Manifest as serialised by `shared.protocol.inference.release.write_manifest`.
@@ -34,21 +36,21 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: activate a version for requests that name none; reply `Switched` or `LoadRefused`."""
+    """Agent -> process: activate a version for requests that name none; reply `Done` or `Refused`."""
 
     name: str
     version: int
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: unload a version after its running requests; reply `Unloaded`."""
+    """Agent -> process: unload a version after its running requests; reply `Done`."""
 
     name: str
     version: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: get a version's statistics; reply `Figures`, or `LoadRefused` if it is not loaded."""
+    """Agent -> process: get a version's statistics; reply `Figures`, or `Refused` if it is not loaded."""
 
     name: str
     version: int
@@ -65,32 +67,18 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         provider: Execution provider in use, by ONNX Runtime's name.
     """
 
-    name: str
-    version: int
     seconds: float
     provider: str
 
 
-class LoadRefused(msgspec.Struct, frozen=True, tag=True):
+class Refused(msgspec.Struct, frozen=True, tag=True):
     """Process -> agent: the command failed; what was served before continues."""
 
-    name: str
-    version: int
     reason: str
 
 
-class Switched(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: new requests are answered by this version."""
-
-    name: str
-    version: int
-
-
-class Unloaded(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: the version is no longer loaded."""
-
-    name: str
-    version: int
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Process -> agent: new requests are answered by the version, or it is no longer loaded."""
 
 
 class Figures(msgspec.Struct, frozen=True, tag=True):
@@ -127,10 +115,22 @@ def compute_percentiles(seconds: Iterable[float], shares: Sequence[float]) -> li
 
 
 ToInference: TypeAlias = Load | Switch | Unload | Ask
-FromInference: TypeAlias = Ready | Loaded | LoadRefused | Switched | Unloaded | Figures
+FromInference: TypeAlias = Ready | Loaded | Refused | Done | Figures
+TO_INFERENCE: msgspec.msgpack.Decoder[ToInference] = msgspec.msgpack.Decoder(ToInference)
+FROM_INFERENCE: msgspec.msgpack.Decoder[FromInference] = msgspec.msgpack.Decoder(FromInference)
 
 
-def encode_frame(message: ToInference | FromInference) -> bytes:
-    """Encode a message for the pipe: u32 length, MessagePack."""
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """Encode a message for a pipe: u32 length, MessagePack."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(HEAD_BYTES, "little") + data
+
+
+async def read_frame(reader: asyncio.StreamReader | None, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
+    """Return the next message of a pipe; None once the other side has closed it, even within a message."""
+    assert reader
+    try:
+        size = int.from_bytes(await reader.readexactly(HEAD_BYTES), "little")
+        return decoder.decode(await reader.readexactly(size))
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return None

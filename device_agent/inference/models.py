@@ -15,7 +15,7 @@ import numpy as np
 
 from device_agent.inference.messages import Figures, compute_percentiles
 from device_agent.inference.session import OpenModel
-from shared.errors import InferenceRefused, ServingRefused
+from shared.errors import InferenceRefused, ServingRefused, first_line
 from shared.protocol.inference.release import TensorSpec
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class ServedVersion:
             raise
         except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
             self.errors += 1
-            problem = str(error).strip().partition("\n")[0]
-            raise ServingRefused(f"the model failed: {problem or type(error).__name__}") from error
+            raise ServingRefused(f"the model failed: {first_line(error)}") from error
         self.seconds.append(time.perf_counter() - began)
         if False in np.isfinite(outputs).tobytes():  # three times as fast as `.all()` on few outputs
             if not np.isfinite(inputs).all():

@@ -17,19 +17,20 @@ from typing import Protocol
 
 import msgspec
 
-from device_agent.inference.collaborative.top_relay import TopRelay
-from device_agent.inference.command_pipe import CommandPipe, receive
+from device_agent.inference.collaborative.pipe import TopRelay
+from device_agent.inference.command_pipe import CommandPipe
 from device_agent.inference.messages import (
     EXIT_TAKEN,
+    FROM_INFERENCE,
     Ask,
+    Done,
     Figures,
     Load,
     Loaded,
     Ready,
     Switch,
-    Switched,
     Unload,
-    Unloaded,
+    read_frame,
 )
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
@@ -135,7 +136,7 @@ class InferenceProcess:
         for other in [other for other in versions if other not in (version, self._current.get(name))]:
             del versions[other]
             if self.pid:
-                await self.commands.request(Unload(name, other), Unloaded)
+                await self.commands.request(Unload(name, other), Done)
 
     async def switch(self, name: str, version: int) -> None:
         """Activate a version.
@@ -144,7 +145,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._wait_until_ready()
-        await self.commands.request(Switch(name, version), Switched)
+        await self.commands.request(Switch(name, version), Done)
         self._current[name] = version
 
     def active_files(self) -> list[ReleaseFiles]:
@@ -181,7 +182,7 @@ class InferenceProcess:
             del self._current[name]
             await self._activate_other(name, others)
         if self.pid and version not in others:
-            await self.commands.request(Unload(name, version), Unloaded)
+            await self.commands.request(Unload(name, version), Done)
 
     async def _activate_other(self, name: str, others: dict[int, ReleaseFiles]) -> None:
         """Activate another loaded version, or that of an operator's folder once a rollout's is taken back."""
@@ -269,11 +270,11 @@ class InferenceProcess:
         restoring, has_served = None, False
         try:
             async with backports.timeout(START_PATIENCE_S):
-                first = await receive(process)
+                first = await read_frame(process.stdout, FROM_INFERENCE)
             if isinstance(first, Ready):
                 has_served = True
                 restoring = asyncio.create_task(self._restore(), name="restore")
-                while (message := await receive(process)) is not None:
+                while (message := await read_frame(process.stdout, FROM_INFERENCE)) is not None:
                     self.commands.resolve_next(message)
                 with suppress(TimeoutError):  # let it exit by itself: a signal would hide the cause of its death
                     async with backports.timeout(EXIT_PATIENCE_S):
@@ -299,7 +300,7 @@ class InferenceProcess:
                 try:
                     loaded = await self.commands.request(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
-                        await self.commands.request(Switch(name, files.version), Switched)
+                        await self.commands.request(Switch(name, files.version), Done)
                     self.refused.pop(name, None)
                     log.info(
                         "serving %s/%d, opened in %.2f s by %s", name, files.version, loaded.seconds, loaded.provider

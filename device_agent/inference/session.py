@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from device_agent.inference.release_folder import OwnModel, compute_own_digest, read_own_header
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import ConfigError, CorruptFile, ServingRefused
+from shared.errors import ConfigError, CorruptFile, ServingRefused, first_line
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.inference.release import (
     BOTTOM,
@@ -185,7 +185,7 @@ def _open_with(
     except (ConfigError, CorruptFile, ServingRefused):
         raise
     except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
-        raise ConfigError(f"{label}: this ONNX Runtime cannot run its graph: {_first_line(error)}") from error
+        raise ConfigError(f"{label}: this ONNX Runtime cannot run its graph: {first_line(error)}") from error
 
 
 def _open_named(open_with: OpenWith, provider: str, available: Sequence[str], name: str) -> tuple[Any, float]:
@@ -380,7 +380,3 @@ def _warm_up(session: Any, graph: ReleaseGraph, label: str) -> float:
         bounded_run(session, [graph.output.name], {graph.input.name: zeros}, label)
         fastest = min(fastest, time.monotonic() - began)
     return fastest
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

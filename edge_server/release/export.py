@@ -22,7 +22,7 @@ from edge_server.release.graph import (
     trace_graph,
 )
 from edge_server.release.run_model import RunModel, make_probes
-from shared.errors import ConfigError, Unwritable
+from shared.errors import ConfigError, Unwritable, first_line
 from shared.protocol.inference.release import sha256_of
 from shared.protocol.messages import Scalar
 from shared.registry import FAULTS
@@ -120,8 +120,7 @@ def _write_torchscript(run_model: RunModel, probes: tuple[Tensor, Tensor], out: 
             outputs = [traced(inputs[:count]).numpy() for count in (len(inputs), 1)]
             torch.jit.save(traced, buffer)
     except FAULTS as fault:
-        problem = str(fault).partition("\n")[0]
-        raise ConfigError(f"{run_model.what} cannot be written as TorchScript: {problem}") from fault
+        raise ConfigError(f"{run_model.what} cannot be written as TorchScript: {first_line(fault)}") from fault
     error = require_equal_outputs(outputs, expected, run_model.what)
     replace_file(out, buffer.getvalue())
     return error

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, first_line
 from shared.protocol.inference.release import TensorSpec
 from shared.registry import FAULTS
 from shared.tensors.tree import Tree, tensor_bytes
@@ -244,8 +244,7 @@ def require_parity(data: bytes, probes: tuple[Tensor, Tensor], what: str, tree: 
     except ModuleNotFoundError:
         raise
     except Exception as error:  # errors of its C++ code share no base class
-        problem = str(error).partition("\n")[0]
-        raise ConfigError(f"{what}: ONNX Runtime cannot run its graph: {problem}") from error
+        raise ConfigError(f"{what}: ONNX Runtime cannot run its graph: {first_line(error)}") from error
     return require_equal_outputs(outputs, expected, what)
 
 

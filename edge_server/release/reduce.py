@@ -34,7 +34,7 @@ from edge_server.release.graph import (
 from edge_server.release.run_model import RunModel
 from shared.data.assigned import with_moments
 from shared.data.load import load
-from shared.errors import ConfigError
+from shared.errors import ConfigError, first_line
 from shared.models.build import build_zeroed
 from shared.models.leaves import load_leaves
 from shared.objectives.release_metric import drop_of, find_objective
@@ -139,8 +139,7 @@ def quantize(run_model: RunModel, calibration: Tensor) -> Quantized:
                 weight_type=QuantType.QInt8,
             )
         except Exception as error:  # errors of onnxruntime and protobuf share no base class
-            problem = str(error).partition("\n")[0]
-            raise ConfigError(f"{run_model.what} cannot be quantized: {problem}") from error
+            raise ConfigError(f"{run_model.what} cannot be quantized: {first_line(error)}") from error
         proto = onnx.load(out)
     tree = _extract_weights(proto)
     return Quantized(TracedGraph(proto, traced.input, traced.output, tuple(tree)), tree)

@@ -36,7 +36,7 @@ from shared.algorithms.base import Algorithm, join_network
 from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
-from shared.errors import ConfigError, WireError
+from shared.errors import ConfigError, WireError, first_line
 from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.leaves import load_leaves
@@ -315,9 +315,8 @@ def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[T
         with torch.no_grad():
             outputs = layers(inputs)
     except FAULTS as error:
-        problem = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{what} does not take inputs of shape {tuple(example)} ({problem}); correct --example"
+            f"{what} does not take inputs of shape {tuple(example)} ({first_line(error)}); correct --example"
         ) from error
     if not isinstance(outputs, Tensor) or not outputs.isfinite().all():
         raise ConfigError(f"{what}: its outputs are not finite numbers; choose another round")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
 from device_agent.inference.session import OpenModel
 from device_agent.inference.settings import CutSettings
-from shared.errors import InferenceRefused, Unreachable, WireError
+from shared.errors import InferenceRefused, Unreachable, WireError, first_line
 from shared.protocol import payload
 from shared.protocol.inference.release import TensorSpec
 from shared.protocol.messages import Spec
@@ -195,8 +195,7 @@ def _make_compute(model: OpenModel, executor: Executor) -> Compute:
         try:
             return model.run(inputs)
         except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
-            problem = str(error).strip().partition("\n")[0]
-            raise InferenceRefused(f"the model failed: {problem or type(error).__name__}", reason="failed") from error
+            raise InferenceRefused(f"the model failed: {first_line(error)}", reason="failed") from error
 
     async def compute(inputs: Array) -> Array:
         if model.quick_s * len(inputs) <= QUICK_S:

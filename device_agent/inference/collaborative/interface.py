@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from shared.protocol.inference.collaborative import TopTiming
 
 
-@dataclass(frozen=True)
-class Half:
+class Half(msgspec.Struct, frozen=True):
     """Identity of an upper half.
 
     Attributes:
@@ -22,8 +22,7 @@ class Half:
     parameters: bytes
 
 
-@dataclass(frozen=True)
-class TopReply:
+class TopReply(msgspec.Struct, frozen=True):
     """Reply of the server's upper half.
 
     Attributes:
@@ -38,11 +37,6 @@ class TopReply:
     round_trip_s: float
     bytes_up: int
     bytes_down: int
-
-    @property
-    def link_s(self) -> float:
-        """Seconds of the round trip that were not spent on the server."""
-        return max(0.0, self.round_trip_s - self.timing.waited_s - self.timing.compute_s)
 
 
 class AskTop(Protocol):

@@ -37,7 +37,7 @@ from device_agent.inference.store import BoardStore
 from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_held_out, standardise
 from shared.data.spec import Data
-from shared.errors import ConfigError, CorruptFile, ServingRefused
+from shared.errors import ConfigError, CorruptFile, ServingRefused, first_line
 from shared.objectives.base import Objective
 from shared.objectives.release_metric import drop_of, find_objective, measure
 from shared.protocol.inference.release import (
@@ -110,7 +110,7 @@ def compare_own_model(job: OwnJob) -> GateVerdict:
             return GateVerdict()  # another network's or damaged: the serving process logs it
         own, value = (measure_metric(objective, model, examples, job.data) for model in (device_model, release))
     except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime's C++ code have no common class
-        return GateVerdict(reason=str(error).partition("\n")[0], lasting=False)
+        return GateVerdict(reason=first_line(error), lasting=False)
     reason = judge_metric(objective, own, value, len(examples), job.max_drop, "the release's parameters")
     return GateVerdict(reason=reason, **_figures(objective, own, value, len(examples)))
 
@@ -203,7 +203,7 @@ def _explain_runtime(job: GateJob) -> Iterator[None]:
     except GateFailed:
         raise
     except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
-        text = str(error).strip().partition("\n")[0] or type(error).__name__
+        text = first_line(error)
         if isinstance(error, MemoryError) or any(phrase in str(error) for phrase in _NO_MEMORY):
             limit = f"{job.settings.memory_bytes / MIB:.0f} MiB"
             text = f"memory: it does not load within {limit} beside the active version ({text})"

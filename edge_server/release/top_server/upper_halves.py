@@ -17,7 +17,7 @@ import onnxruntime
 from safetensors import safe_open
 
 from edge_server.release.store import StoredRelease, find_release, verify
-from shared.errors import ConfigError, CorruptFile, WireError
+from shared.errors import ConfigError, CorruptFile, WireError, first_line
 from shared.protocol import payload
 from shared.protocol.inference.collaborative import MAX_OUTPUT_BYTES, TopRequest
 from shared.protocol.inference.onnx_graph import require_no_files
@@ -114,8 +114,7 @@ class UpperHalves:
             what = f"upper half of release {request.name}/{request.version}"
             [outputs] = bounded_run(half.session, [name], {half.graph.input.name: features}, what)
         except Exception as error:
-            problem = str(error).partition("\n")[0]
-            raise WireError(f"ONNX Runtime cannot run the upper half: {problem}", reason="failed") from error
+            raise WireError(f"ONNX Runtime cannot run the upper half: {first_line(error)}", reason="failed") from error
         if not np.isfinite(outputs).all():
             raise WireError("the outputs are not finite numbers", reason="not-finite")
         if outputs.nbytes + payload.ALIGN > MAX_OUTPUT_BYTES // 2:
@@ -163,9 +162,8 @@ class UpperHalves:
         except (OSError, CorruptFile):
             raise
         except Exception as error:  # errors of its C++ code share no base class
-            problem = str(error).partition("\n")[0]
             raise CorruptFile(
-                f"release {manifest.reference}: ONNX Runtime cannot open its upper half: {problem}"
+                f"release {manifest.reference}: ONNX Runtime cannot open its upper half: {first_line(error)}"
             ) from error
         log.info("serving the upper half of %s, cut %d", manifest.reference, manifest.halves.cut)
         return _OpenHalf(graph, session, [*bound, *arrays])

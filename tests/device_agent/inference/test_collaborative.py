@@ -18,7 +18,7 @@ from device_agent.commands.run import serve
 from device_agent.config import ServeConfig, load
 from device_agent.inference.collaborative import pipe as pipe_module
 from device_agent.inference.collaborative.interface import Half, TopReply
-from device_agent.inference.collaborative.pipe import TopPipe, relay
+from device_agent.inference.collaborative.pipe import TopPipe, TopRelay
 from device_agent.inference.http.routes import NOT_YET
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import open_model
@@ -172,7 +172,7 @@ async def joined(ask):
     """Join the two ends of a pipe; yields the process's, and what ends the agent's."""
     ours, theirs = socket.socketpair()
     pipe = TopPipe(*await asyncio.open_connection(sock=theirs))
-    relaying = asyncio.create_task(relay(*await asyncio.open_connection(sock=ours), ask))
+    relaying = asyncio.create_task(TopRelay(ask).run(ours))
     hearing = asyncio.create_task(pipe.run())
     try:
         yield pipe, relaying, hearing

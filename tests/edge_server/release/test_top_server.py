@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -103,8 +104,7 @@ async def test_three_devices_at_once_have_what_pytorch_computes(site, folder, lo
                     assert lower.error(reply.outputs, 8) <= most
                     assert reply.bytes_up > size > 0
                     assert reply.bytes_down > len(reply.outputs) > 0
-                    assert 0 <= reply.timing.compute_s <= reply.round_trip_s
-                    assert 0 <= reply.link_s <= reply.round_trip_s
+                    assert 0 <= reply.timing.waited_s + reply.timing.compute_s <= reply.round_trip_s
         assert server.metrics.requests == 9
         assert not server.intake.pending
 
@@ -245,10 +245,10 @@ def dense(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> list[me
 @pytest.mark.parametrize(
     ("reason", "change"),
     [
-        ("unknown-release", lambda half, parts: (replace(half, name="nobody"), parts)),
-        ("unknown-release", lambda half, parts: (replace(half, version=99), parts)),
-        ("unknown-release", lambda half, parts: (replace(half, name="whole"), parts)),
-        ("other-release", lambda half, parts: (replace(half, parameters=bytes(32)), parts)),
+        ("unknown-release", lambda half, parts: (msgspec.structs.replace(half, name="nobody"), parts)),
+        ("unknown-release", lambda half, parts: (msgspec.structs.replace(half, version=99), parts)),
+        ("unknown-release", lambda half, parts: (msgspec.structs.replace(half, name="whole"), parts)),
+        ("other-release", lambda half, parts: (msgspec.structs.replace(half, parameters=bytes(32)), parts)),
         ("shape", lambda half, _: (half, features_of((1, 7)))),
         ("shape", lambda half, _: (half, dense("inputs", "f32", (1, 4), bytes(16)))),
         ("dtype", lambda half, _: (half, dense("features", "f64", (1, 4), bytes(32)))),
