@@ -301,14 +301,21 @@ def _read_parameters(
         for tensor in manifest.tensors
         if names is None or tensor.name in names
     }
+    _require_tensors(tensors, expected, f"{label}: parameter", "its manifest says")
+    return tensors
+
+
+def _require_tensors(
+    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[str, tuple[int, ...]]], subject: str, source: str
+) -> None:
+    """Refuse tensors that differ in name, dtype or shape from the expected ones, or are not finite."""
     actual = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
     if actual != expected:
         odd = next(name for name in sorted(actual.keys() | expected) if actual.get(name) != expected.get(name))
-        raise CorruptFile(f"{label}: parameter {odd!r} is {actual.get(odd)}, and its manifest says {expected.get(odd)}")
+        raise CorruptFile(f"{subject} {odd!r} is {actual.get(odd)}, and {source} {expected.get(odd)}")
     for name, tensor in sorted(tensors.items()):
         if not np.isfinite(tensor).all():
-            raise CorruptFile(f"{label}: parameter {name!r} has numbers that are NaN or infinite")
-    return tensors
+            raise CorruptFile(f"{subject} {name!r} has numbers that are NaN or infinite")
 
 
 def _widen_float16(tensors: dict[str, NDArray[Any]], manifest: ReleaseManifest) -> dict[str, NDArray[Any]]:
@@ -324,7 +331,8 @@ def _substitute_own(tensors: dict[str, NDArray[Any]], path: Path, label: str) ->
     """Return the device's own parameters and their `RUN@ROUND`; the release's and "" if they do not fit."""
     try:
         own_model, own_tensors = _read_own(path)
-        _require_compatible(own_tensors, tensors)
+        expected = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
+        _require_tensors(own_tensors, expected, "parameter", "the release's")
     except (CorruptFile, OSError, SafetensorError, TypeError) as error:
         log.warning("%s: the device's own parameters are not used: %s", label, error)
         return tensors, ""
@@ -341,20 +349,6 @@ def _read_own(path: Path) -> tuple[OwnModel, dict[str, NDArray[Any]]]:
     if compute_own_digest({name: tensor.tobytes() for name, tensor in tensors.items()}) != own_model.contents:
         raise CorruptFile(f"{path} is damaged: it does not have its digest")
     return own_model, tensors
-
-
-def _require_compatible(own_tensors: Mapping[str, NDArray[Any]], tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse own parameters that differ in name, dtype or shape from the release's, or are not finite."""
-    actual, expected = (
-        {name: (str(tensor.dtype), tensor.shape) for name, tensor in mapping.items()}
-        for mapping in (own_tensors, tensors)
-    )
-    if actual != expected:
-        odd = next(name for name in sorted(actual.keys() | expected) if actual.get(name) != expected.get(name))
-        raise CorruptFile(f"parameter {odd!r} is {actual.get(odd)}, and the release's {expected.get(odd)}")
-    for name, tensor in sorted(own_tensors.items()):
-        if not np.isfinite(tensor).all():
-            raise CorruptFile(f"parameter {name!r} has numbers that are NaN or infinite")
 
 
 def _require_signature(session: Any, graph: ReleaseGraph, label: str) -> None:

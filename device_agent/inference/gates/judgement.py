@@ -64,7 +64,7 @@ WARM_UPS, ROUNDS, RUNS = 20, 3, 100
 MOST_ROUND_S = 20.0
 """Time limit of a round on a slow network."""
 BATCH = 64
-P95 = 0.95
+P95, ROUNDING = 0.95, 1e-9
 _NO_MEMORY = ("bad_alloc", "Failed to allocate", "allocate memory", "MemoryError")
 
 
@@ -340,36 +340,12 @@ def judge_metric(
         max_drop: Allowed drop; of an error in the targets' unit, as a share of it.
         reference_name: Subject of `reference` in the message.
     """
-    if value is None:
+    if value is None or reference is None or drop_of(objective, value, reference) <= max_drop + ROUNDING:
         return ""
-    if objective.metric == "accuracy":
-        return judge_accuracy(value, reference, examples, max_drop, reference_name)
-    if reference is None or drop_of(objective, value, reference) <= max_drop:
-        return ""
+    metric, digits = ("", ".3f") if objective.metric == "accuracy" else (f"{objective.metric} ", ".4g")
     return (
-        f"accuracy: {objective.metric} {value:.4g} on {examples} local held-out examples; "
-        f"{reference_name} {reference:.4g}, allowed drop {max_drop:g}"
-    )
-
-
-def judge_accuracy(
-    accuracy: float, reference: float | None, examples: int, max_drop: float, reference_name: str = "active version"
-) -> str:
-    """Describe a drop of accuracy beyond the limit; empty if there is none.
-
-    Args:
-        accuracy: Fraction correct of the candidate.
-        reference: Fraction correct of the active version; None if there is none.
-        examples: Number of held-out examples.
-        max_drop: Allowed drop of the fraction.
-        reference_name: Subject of `reference` in the message.
-    """
-    rounding = 1e-9
-    if reference is None or accuracy >= reference - max_drop - rounding:
-        return ""
-    return (
-        f"accuracy: {accuracy:.3f} on {examples} local held-out examples; "
-        f"{reference_name} {reference:.3f}, allowed drop {max_drop:g}"
+        f"accuracy: {metric}{value:{digits}} on {examples} local held-out examples; "
+        f"{reference_name} {reference:{digits}}, allowed drop {max_drop:g}"
     )
 
 

@@ -20,6 +20,7 @@ from device_agent.inference.settings import InferenceSettings
 from device_agent.projects.environment import INSTALLED, export_plugins
 from shared import registry
 from shared.data.spec import Data
+from shared.objectives.base import build_objective
 from shared.plugins import folder_digest
 from shared.protocol.inference.release import GRAPH, Reduction, ReleaseTask, write_manifest
 from shared.protocol.messages import PluginVersion
@@ -171,9 +172,9 @@ def test_examples_that_are_not_there_are_no_fault_of_the_model(tmp_path, data):
 
 
 def test_the_pure_judgements():
-    assert judgement.judge_accuracy(0.90, 0.92, 50, 0.02) == ""
-    assert judgement.judge_accuracy(0.89, 0.92, 50, 0.02)
-    assert judgement.judge_accuracy(0.0, None, 50, 0.0) == ""
+    assert judgement.judge_metric(build_objective(), 0.90, 0.92, 50, 0.02) == ""
+    assert judgement.judge_metric(build_objective(), 0.89, 0.92, 50, 0.02)
+    assert judgement.judge_metric(build_objective(), 0.0, None, 50, 0.0) == ""
     expected = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     assert judgement.judge_probes([expected, expected[:1]], expected) == ""
     assert judgement.judge_probes([expected + 3e-4], expected) == ""
