@@ -8,7 +8,7 @@ from collections import deque
 from typing import TypeVar
 
 from device_agent.inference.messages import (
-    Done,
+    Applied,
     Figures,
     FromInference,
     Loaded,
@@ -18,7 +18,7 @@ from device_agent.inference.messages import (
 )
 from shared.errors import ServingDied, ServingRefused
 
-A = TypeVar("A", Loaded, Done, Figures)
+A = TypeVar("A", Loaded, Applied, Figures)
 
 
 class CommandPipe:

@@ -16,9 +16,8 @@ import msgspec
 
 from device_agent.inference.messages import (
     EXIT_TAKEN,
-    TO_INFERENCE,
+    Applied,
     Ask,
-    Done,
     FromInference,
     Load,
     Loaded,
@@ -29,6 +28,7 @@ from device_agent.inference.messages import (
     Unload,
     encode_frame,
     read_frame,
+    to_inference,
 )
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, FieldFleetError
@@ -98,7 +98,7 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
         sweeping = asyncio.create_task(http.sweep())
         try:
             os.write(out, encode_frame(Ready()))
-            while (message := await read_frame(agent, TO_INFERENCE)) is not None:
+            while (message := await read_frame(agent, to_inference)) is not None:
                 os.write(out, encode_frame(await _handle(message, models, opening)))
         except msgspec.DecodeError as error:
             logger.critical("the agent sent an invalid message: %s; exiting", error)
@@ -128,7 +128,7 @@ async def _handle(message: ToInference, models: ServedModels, opening: LoadConte
         return Refused(str(error))
     except MemoryError as error:
         return Refused(f"out of memory: {error}; raise serve.memory_mb")
-    return Done()
+    return Applied()
 
 
 async def _open_top_pipe(descriptor: int | None) -> TopPipe | None:

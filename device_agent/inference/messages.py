@@ -36,14 +36,14 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: activate a version for requests that name none; reply `Done` or `Refused`."""
+    """Agent -> process: activate a version for requests that name none; reply `Applied` or `Refused`."""
 
     name: str
     version: int
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: unload a version after its running requests; reply `Done`."""
+    """Agent -> process: unload a version after its running requests; reply `Applied`."""
 
     name: str
     version: int
@@ -77,7 +77,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Applied(msgspec.Struct, frozen=True, tag=True):
     """Process -> agent: new requests are answered by the version, or it is no longer loaded."""
 
 
@@ -115,9 +115,9 @@ def compute_percentiles(seconds: Iterable[float], shares: Sequence[float]) -> li
 
 
 ToInference: TypeAlias = Load | Switch | Unload | Ask
-FromInference: TypeAlias = Ready | Loaded | Refused | Done | Figures
-TO_INFERENCE: msgspec.msgpack.Decoder[ToInference] = msgspec.msgpack.Decoder(ToInference)
-FROM_INFERENCE: msgspec.msgpack.Decoder[FromInference] = msgspec.msgpack.Decoder(FromInference)
+FromInference: TypeAlias = Ready | Loaded | Refused | Applied | Figures
+to_inference: msgspec.msgpack.Decoder[ToInference] = msgspec.msgpack.Decoder(ToInference)
+from_inference: msgspec.msgpack.Decoder[FromInference] = msgspec.msgpack.Decoder(FromInference)
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:

@@ -21,15 +21,15 @@ from device_agent.inference.collaborative.pipe import TopRelay
 from device_agent.inference.command_pipe import CommandPipe
 from device_agent.inference.messages import (
     EXIT_TAKEN,
-    FROM_INFERENCE,
+    Applied,
     Ask,
-    Done,
     Figures,
     Load,
     Loaded,
     Ready,
     Switch,
     Unload,
+    from_inference,
     read_frame,
 )
 from device_agent.inference.release_folder import ReleaseFiles
@@ -136,7 +136,7 @@ class InferenceProcess:
         for other in [other for other in versions if other not in (version, self._current.get(name))]:
             del versions[other]
             if self.pid:
-                await self.commands.request(Unload(name, other), Done)
+                await self.commands.request(Unload(name, other), Applied)
 
     async def switch(self, name: str, version: int) -> None:
         """Activate a version.
@@ -145,7 +145,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._wait_until_ready()
-        await self.commands.request(Switch(name, version), Done)
+        await self.commands.request(Switch(name, version), Applied)
         self._current[name] = version
 
     def active_files(self) -> list[ReleaseFiles]:
@@ -182,7 +182,7 @@ class InferenceProcess:
             del self._current[name]
             await self._activate_other(name, others)
         if self.pid and version not in others:
-            await self.commands.request(Unload(name, version), Done)
+            await self.commands.request(Unload(name, version), Applied)
 
     async def _activate_other(self, name: str, others: dict[int, ReleaseFiles]) -> None:
         """Activate another loaded version, or that of an operator's folder once a rollout's is taken back."""
@@ -270,11 +270,11 @@ class InferenceProcess:
         restoring, has_served = None, False
         try:
             async with backports.timeout(START_PATIENCE_S):
-                first = await read_frame(process.stdout, FROM_INFERENCE)
+                first = await read_frame(process.stdout, from_inference)
             if isinstance(first, Ready):
                 has_served = True
                 restoring = asyncio.create_task(self._restore(), name="restore")
-                while (message := await read_frame(process.stdout, FROM_INFERENCE)) is not None:
+                while (message := await read_frame(process.stdout, from_inference)) is not None:
                     self.commands.resolve_next(message)
                 with suppress(TimeoutError):  # let it exit by itself: a signal would hide the cause of its death
                     async with backports.timeout(EXIT_PATIENCE_S):
@@ -300,7 +300,7 @@ class InferenceProcess:
                 try:
                     loaded = await self.commands.request(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
-                        await self.commands.request(Switch(name, files.version), Done)
+                        await self.commands.request(Switch(name, files.version), Applied)
                     self.refused.pop(name, None)
                     log.info(
                         "serving %s/%d, opened in %.2f s by %s", name, files.version, loaded.seconds, loaded.provider

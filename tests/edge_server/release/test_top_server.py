@@ -269,7 +269,7 @@ async def test_what_cannot_be_served_is_refused_with_its_cause(folder, small, re
     async with in_memory(folder, "pi", max_features_mb=1) as (server, _, way):
         half, parts = change(small.half, small.features())
         if half.name == "whole":
-            half = replace(half, parameters=bytes(32))
+            half = msgspec.structs.replace(half, parameters=bytes(32))
         with pytest.raises(InferenceRefused) as refused:
             await way(half, parts, 20.0)
         assert refused.value.reason == reason
