@@ -22,7 +22,7 @@ from edge_server.rounds.check_plan import load
 from shared import registry
 from shared.errors import ConfigError
 from tests import flower_environment
-from tests.flower_environment import APP, ROOT
+from tests.flower_environment import APP, OFFLINE, ROOT
 
 LIMIT_S = 300.0
 ROUNDS = 8
@@ -122,7 +122,7 @@ def python():
 
 def start(python: Path, folder: Path, *words: object) -> subprocess.Popen[str]:
     """Start a command in Flower's environment."""
-    environment = {**flower_environment.environment(APP), registry.VARIABLE: f"{CLIENT} {MODEL}"}
+    environment = {**flower_environment.environment(APP, OFFLINE), registry.VARIABLE: f"{CLIENT} {MODEL}"}
     return subprocess.Popen(  # noqa: S603 - our own programs
         [str(python), *map(str, words)],
         cwd=folder,
@@ -192,6 +192,26 @@ def test_the_quickstart_live_replayed_and_in_a_loop(python, tmp_path):
 
     session = onnxruntime.InferenceSession(next((tmp_path / "served").rglob("*.onnx")))
     assert session.get_inputs()[0].shape[1:] == [1, 8, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.skipif(os.environ.get("EXAMPLES") != "all", reason="fetches Flower's templates; `make examples` runs it")
+@pytest.mark.parametrize(("kind", "updates"), [("pytorch_legacy_api", 2), ("pytorch", 2), ("numpy", 6)])
+def test_flowers_own_quickstarts_run_unchanged(python, tmp_path, kind, updates):
+    """With both of Flower's interfaces, and with arrays that belong to no network, live as in replay."""
+    app = flower_environment.write_own_quickstart(kind, tmp_path)
+    model = f"quickstart_{kind}.task:{'get_dummy_model' if kind == 'numpy' else 'Net'}"
+    words = ("-m", "edge_server", "flower-app", app, "--devices", "3", "--model", model, "--set", "num-server-rounds=2")
+    run(python, tmp_path, *words, "--run", "live")
+    run(python, tmp_path, *words, "--replay", "--data-dir", ".")
+    [replayed] = tmp_path.glob("quickstart*-replay-*")
+    live, again = (parameters_after(folder, 2) for folder in (tmp_path / "runs" / "live", replayed))
+    assert list(live) == list(again)
+    assert all(torch.equal(leaf, again[name]) for name, leaf in live.items())
+    records = read_records(replayed)
+    assert [record.outcome for record in closed_rounds(records)] == ["aggregated"] * 2
+    assert sum(isinstance(record, UpdateAccepted) and bool(record.update.params) for record in records) == updates
 
 
 @pytest.mark.slow

@@ -46,7 +46,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("app", type=Path, metavar="PATH", help=f"folder of the app, with its {PROJECT}")
     help_ = "number of agents, or names of boards separated by commas; default: the app's num-supernodes, else 3"
     parser.add_argument("--devices", default="", metavar="N|NAMES", help=help_)
-    help_ = f"network whose state_dict the app exchanges; default: {USUAL_MODEL} of the app's package"
+    help_ = (
+        "network whose state_dict the app exchanges, or a function that returns the list of its arrays; "
+        f"default: {USUAL_MODEL} of the app's package"
+    )
     parser.add_argument("--model", default="", metavar="MODULE:NET", help=help_)
     help_ = "replace a value of [tool.flwr.app.config]; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help_)
@@ -143,9 +146,11 @@ def find_model(app: App) -> str:
     try:
         found = getattr(importlib.import_module(full), name, None)
     except registry.FAULTS as error:
-        raise ConfigError(f"{full}: {type(error).__name__}: {error}; name the network by --model MODULE:NET") from error
+        remedy = "install what the app needs, or name its network by --model MODULE:NET"
+        raise ConfigError(f"{full}: {type(error).__name__}: {error}; {remedy}") from error
     if found is None:
-        raise ConfigError(f"{full} has no {name}; name the app's network by --model MODULE:NET")
+        remedy = "name the app's network, or a function that returns its arrays, by --model MODULE:NAME"
+        raise ConfigError(f"{full} has no {name}; {remedy}")
     return f"{full}:{name}"
 
 

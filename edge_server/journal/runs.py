@@ -125,7 +125,7 @@ def record_run_order(folder: Path, *, replace: bool = False) -> None:
     Args:
         replace: Whether it replaces an earlier run of its name, as a repeated replay does.
     """
-    parents = folder.parents
+    parents = folder.absolute().parents
     data_dir = parents[2] if parents[1].name == SITES else parents[0]
     path = data_dir / ORDER
     if not replace and folder.name in _begun_order(data_dir):

@@ -56,7 +56,8 @@ class FlowerApp:
     Attributes:
         name: Import name of the app, as `module:attribute`.
         run_config: Values that the app reads as `context.run_config`.
-        message_config: Values of the messages' config, besides the round.
+        message_config: Further values of the messages' config, which also has those of `run_config` and the round, as
+            strategies commonly copy the former: `ConfigRecord({"lr": context.run_config["lr"]})`.
     """
 
     name: str
@@ -112,7 +113,7 @@ def _call(
         state=_load_records(flwr, state),
         run_config=dict(app.run_config),
     )
-    settings = {**app.message_config, ROUND: assignment.values.get(ROUND, 0)}
+    settings = {**app.run_config, **app.message_config, ROUND: assignment.values.get(ROUND, 0)}
     message = _build_message(flwr, kind, model, tree, settings)
     with _seed_generators(assignment.seed):
         try:

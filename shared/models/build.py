@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -177,6 +178,8 @@ class _SkipInitialisation(TorchFunctionMode):
 
 def _build(spec: Spec) -> Model:
     built: object = build(MODELS, spec, "model")
+    if isinstance(built, list | tuple) and built and all(isinstance(leaf, Tensor | np.ndarray) for leaf in built):
+        built = nn.ParameterList(torch.as_tensor(leaf, dtype=torch.float32) for leaf in built)  # of a Flower app
     model = Model(built) if isinstance(built, nn.Module) else built
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Module):
         kind = f"the class {built.__name__}" if isinstance(built, type) else f"a {type(built).__name__}"

@@ -129,3 +129,12 @@ def test_runs_stand_in_the_order_in_which_they_were_begun_whatever_the_clock_sai
     assert find_run(runs, "last").folder.name == "now"
     assert find_unfinished(runs, plan) == "now"
     assert (runs / ORDER).read_text() == "future\nnow\n"
+
+
+def test_the_folder_of_runs_may_be_the_current_one(tmp_path, plan, monkeypatch):
+    """`--data-dir .`: the path of a run is then its name alone."""
+    monkeypatch.chdir(tmp_path)
+    begin(Path(), "first", plan, "20261127T000000Z")
+    record_run_order(Path("first"))
+    assert find_run(Path(), "last").folder.name == "first"
+    assert (tmp_path / ORDER).read_text() == "first\n"

@@ -55,6 +55,9 @@ def double():
 def half():
     return nn.Linear(8, 3, dtype=torch.bfloat16)
 
+def arrays():
+    return [torch.arange(6.0).reshape(2, 3).double().numpy(), torch.ones(3)]
+
 def imaginary():
     module = nn.Linear(8, 3)
     module.register_buffer("phase", torch.zeros(3, dtype=torch.complex64))
@@ -204,3 +207,15 @@ def test_every_codec_carries_buffers_of_any_type(tmp_path, codec):
     assert torch.equal(tree["0.wide"], torch.full((8,), 0.5, dtype=torch.float64))
     assert torch.equal(tree["0.sixteen"], torch.full((8,), 0.5, dtype=torch.float16))
     assert tree["0.seen"].item() is True
+
+
+def test_a_list_of_arrays_is_a_model_without_a_network():
+    """Of a Flower app without PyTorch: its arrays travel by their place, as float32."""
+    model = build_initial(Spec(name="ownfaults:arrays"), 0)
+    tree = model.tree()
+    assert list(tree) == ["0", "1"]
+    assert torch.equal(tree["0"], torch.arange(6.0).reshape(2, 3))
+    assert {name: leaf.shape for name, leaf in build_blank(Spec(name="ownfaults:arrays")).tree().items()} == {
+        "0": (2, 3),
+        "1": (3,),
+    }
