@@ -256,6 +256,12 @@ def brokers(tmp_path_factory) -> Iterator[Callable[[str], int]]:
         runner.run(stack.aclose())
 
 
+@pytest.fixture
+def mosquitto_port(brokers) -> int:
+    """Return the port of a mosquitto, started before the event loop of a test."""
+    return brokers("mosquitto")
+
+
 @pytest.fixture(
     params=[pytest.param(kind, marks=pytest.mark.broker if KINDS[kind] else ()) for kind in KINDS], ids=list(KINDS)
 )

@@ -128,9 +128,9 @@ async def serving_tops(broker: Broker, runs: Path, number: int):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("whole", [False, True])
-async def test_an_application_is_answered_by_both_halves(brokers, released, made, tmp_path, whole):
+async def test_an_application_is_answered_by_both_halves(mosquitto_port, released, made, tmp_path, whole):
     """Without a server, with one, when it has ended: told apart in every answer, and in the statistics."""
-    (runs, folder), broker = released, Broker(port=brokers("mosquitto"))
+    (runs, folder), broker = released, Broker(port=mosquitto_port)
     board = Board(tmp_path / "agent.toml", load_file(folder / PROBES))
     board.config.write_text(
         f'device = "pi"\nsite = "{SITE}"\nstate_dir = "state"\n[broker]\nport = {broker.port}\n'

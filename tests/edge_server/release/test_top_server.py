@@ -220,9 +220,9 @@ async def gone(way: RemoteTop, lower: LowerHalf) -> None:
 
 
 @pytest.mark.broker
-async def test_a_server_goes_and_another_comes(brokers, folder, small):
+async def test_a_server_goes_and_another_comes(mosquitto_port, folder, small):
     """By MQTT's will and birth: the end of the server's process is known, and its successor is found."""
-    broker = Broker(port=brokers("mosquitto"))
+    broker = Broker(port=mosquitto_port)
     async with MqttTransport(broker, f"{SITE}.pi").running() as mine:
         way = remote(mine, "pi")
         async with background(way.run()):
@@ -430,10 +430,10 @@ def has_torch(pid: int) -> bool:
 
 
 @pytest.mark.broker
-async def test_the_command_serves_without_torch(brokers, tmp_path):
+async def test_the_command_serves_without_torch(mosquitto_port, tmp_path):
     """A process of its own: it answers, has not loaded torch, and ends with 0 when it is told to."""
     lower = LowerHalf.of(release_with_halves(tmp_path / "runs"))
-    port = brokers("mosquitto")
+    port = mosquitto_port
     path = tmp_path / "server.toml"
     path.write_text(f'plan = "none.toml"\nsite = "command"\n[broker]\nport = {port}\n[tops]\nthreads = 1\n')
     words = (sys.executable, "-m", "edge_server", "serve-tops", "--config", str(path))

@@ -71,12 +71,15 @@ async def test_an_operator_who_asks_for_3_gets_3():
     assert old.levels == [MQTT_3]
 
 
-@pytest.mark.broker
-async def test_mqtt_5_over_the_embedded_broker(brokers):
-    """The broker that cannot parse MQTT 5 serves a client that was configured for it."""
+@pytest.fixture
+def embedded_port(brokers) -> int:
+    return brokers("embedded")
 
-    port = brokers("embedded")
-    transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=3.0)
+
+@pytest.mark.broker
+async def test_mqtt_5_over_the_embedded_broker(embedded_port):
+    """The broker that cannot parse MQTT 5 serves a client that was configured for it."""
+    transport = MqttTransport(Broker(port=embedded_port, version=5), "wants-5", connect_s=3.0)
     async with transport.running() as a, a.subscribe("wants-5") as inbox:
         await a.connected.wait()
         await a.publish("wants-5", b"through")
