@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from device_agent.inference.collaborative.interface import Half, TopReply
-from shared.errors import FieldFleetError, InferenceRefused, Unreachable, WireError
+from shared.errors import InferenceRefused, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.inference.collaborative import (
     FROM_DEVICE,
@@ -30,7 +30,6 @@ from shared.protocol.messages import Message, Room, Status, Want
 from shared.protocol.topics import TOPS, parse_channel, topic
 from shared.runtime import backports
 from shared.runtime.clock import Clock
-from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 from shared.transport.base import Inbox, Transport
@@ -43,17 +42,6 @@ FIRST_PATIENCE_S, LAST_PATIENCE_S = 0.5, 4.0
 """Silence after which a request is offered again; doubles each time."""
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 30.0
 """Pause after a missed deadline during which the server is not asked; doubles, and ends when a server comes online."""
-
-
-@dataclass
-class _PendingRequest:
-    """A request that is queued or in flight."""
-
-    half: Half
-    parts: Sequence[memoryview]
-    due: float
-    reply: asyncio.Future[TopReply]
-    is_started: bool = False
 
 
 @dataclass
@@ -74,7 +62,8 @@ class RemoteTop:
     clock: Clock
     frame_bytes: int
     jitter: Random = field(default_factory=Random)
-    _queue: asyncio.Queue[_PendingRequest] = field(default_factory=lambda: asyncio.Queue(MOST_WAITING))
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _waiting: int = 0
     _replies: asyncio.Queue[tuple[Message, int]] | None = None
     server_status: Status | None = None
     _room: Room = field(default_factory=Room)
@@ -96,17 +85,24 @@ class RemoteTop:
         deadline_s, now = min(deadline_s, MAX_DEADLINE_S), self.clock()
         if why := self._find_outage(now):
             raise Unreachable(why)
-        pending = _PendingRequest(half, parts, now + deadline_s, asyncio.get_running_loop().create_future())
-        try:
-            self._queue.put_nowait(pending)
-        except asyncio.QueueFull:
+        if self._waiting >= MOST_WAITING:
             why = f"{MOST_WAITING} requests for the server's half are pending already"
-            raise InferenceRefused(why, reason="busy") from None
+            raise InferenceRefused(why, reason="busy")
+        is_started = False
         try:
             async with backports.timeout(deadline_s):
-                return await pending.reply
+                self._waiting += 1
+                try:
+                    await self._turn.acquire()
+                finally:
+                    self._waiting -= 1
+                try:
+                    is_started = True
+                    return await self._exchange(half, parts, now + deadline_s)
+                finally:
+                    self._turn.release()
         except TimeoutError:
-            if pending.is_started:
+            if is_started:
                 self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * self._backoff_s))
                 self._backoff_until = self.clock() + self._backoff_s
             raise Unreachable(f"the server's half did not answer within {deadline_s:g} s") from None
@@ -120,13 +116,10 @@ class RemoteTop:
         return ""
 
     async def run(self) -> None:
-        """Process requests in order until cancelled."""
+        """Receive the server's messages until cancelled."""
         patterns = topic(self.site, self.device, TO_DEVICE), topic(self.site, TOPS, "status")
-        async with self.transport.subscribe(*patterns) as inbox, background(self._receive(inbox)):
-            while True:
-                pending = await self._queue.get()
-                if not pending.reply.done():
-                    await self._run_request(pending)
+        async with self.transport.subscribe(*patterns) as inbox:
+            await self._receive(inbox)
 
     async def _receive(self, inbox: Inbox) -> None:
         async for name, data in inbox:
@@ -146,47 +139,24 @@ class RemoteTop:
             if self._replies:
                 self._replies.put_nowait((message, len(data)))
 
-    async def _run_request(self, pending: _PendingRequest) -> None:
-        """Process one request; abandon it when its caller has given up."""
-        pending.is_started, self._replies = True, asyncio.Queue()
-        exchanging = asyncio.create_task(self._exchange(pending, self._replies), name="ask the top")
-        pending.reply.add_done_callback(lambda _: exchanging.cancel())
-        try:
-            await asyncio.wait({exchanging})
-        finally:
-            exchanging.cancel()
-            self._replies = None
-        if exchanging.cancelled() or pending.reply.done():
-            return
-        error = exchanging.exception()
-        if error is None:
-            self._backoff_s = 0.0
-            pending.reply.set_result(exchanging.result())
-        elif isinstance(error, FieldFleetError):
-            pending.reply.set_exception(error)
-        else:
-            raise error
-
-    async def _exchange(self, pending: _PendingRequest, replies: asyncio.Queue[tuple[Message, int]]) -> TopReply:
+    async def _exchange(self, half: Half, parts: Sequence[memoryview], due: float) -> TopReply:
         """Offer the features and send what is requested, until the answer arrives."""
         self._number += 1
         most = frames.largest_frame(self.frame_bytes, self.transport.max_payload_bytes)
-        exchange = _Exchange(self, pending, self._number, Sender.of_parts(pending.parts, most), self.clock())
-        await exchange.offer(self._room)  # raises without a connection
-        while True:
-            try:
-                async with backports.timeout(max(0.0, exchange.offer_at - self.clock())):
-                    message, size = await replies.get()
-            except TimeoutError:
-                await exchange.offer_again()
-                continue
-            if (answer := await exchange.handle(message, size)) is None:
-                continue
-            self._room = answer.room
-            if answer.reason:
-                raise InferenceRefused(answer.detail or answer.reason, reason=answer.reason)
-            took_s = self.clock() - exchange.began
-            return TopReply(answer.outputs, answer.timing, took_s, exchange.bytes_up, exchange.bytes_down)
+        exchange = _Exchange(self, half, due, self._number, Sender.of_parts(parts, most), self.clock())
+        replies = self._replies = asyncio.Queue[tuple[Message, int]]()
+        try:
+            await exchange.offer(self._room)  # raises without a connection
+            while (answer := await exchange.receive(replies)) is None:
+                pass
+        finally:
+            self._replies = None
+        self._room = answer.room
+        if answer.reason:
+            raise InferenceRefused(answer.detail or answer.reason, reason=answer.reason)
+        self._backoff_s = 0.0
+        took_s = self.clock() - exchange.began
+        return TopReply(answer.outputs, answer.timing, took_s, exchange.bytes_up, exchange.bytes_down)
 
 
 @dataclass
@@ -194,7 +164,8 @@ class _Exchange:
     """One request in flight."""
 
     client: RemoteTop
-    pending: _PendingRequest
+    half: Half
+    due: float
     number: int
     sender: Sender
     began: float
@@ -208,17 +179,16 @@ class _Exchange:
         now = self.client.clock()
         self.offer_at = now + self._patience_s * self.client.jitter.uniform(0.75, 1.25)
         pushed, pieces = self.sender.push(unasked, self.client.transport.max_payload_bytes)
-        half = self.pending.half
         request = TopRequest(
             device=self.client.device,
             instance=self.client.instance,
             number=self.number,
-            name=half.name,
-            version=half.version,
-            parameters=half.parameters,
+            name=self.half.name,
+            version=self.half.version,
+            parameters=self.half.parameters,
             params=self.sender.transfer,
             pushed=pushed,
-            deadline_s=max(1e-3, self.pending.due - now),
+            deadline_s=max(1e-3, self.due - now),
         )
         offering = self._publish(wire.encode(request), assured=True)
         announced, sent = await asyncio.gather(offering, self._push(pieces), return_exceptions=True)  # in this order
@@ -230,13 +200,19 @@ class _Exchange:
         for piece in pieces:
             await self._publish(piece)
 
-    async def offer_again(self) -> None:
-        """Offer again after a silence, with growing pauses; the server requests what it lacks."""
-        self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
-        with suppress(Unreachable):
-            await self.offer(Room())
+    async def receive(self, replies: asyncio.Queue[tuple[Message, int]]) -> TopAnswer | None:
+        """Handle the next message; offer again after a silence, with growing pauses. Return the answer if it came."""
+        try:
+            async with backports.timeout(max(0.0, self.offer_at - self.client.clock())):
+                message, size = await replies.get()
+        except TimeoutError:
+            self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
+            with suppress(Unreachable):
+                await self.offer(Room())  # the server requests what it lacks
+            return None
+        return await self._handle(message, size)
 
-    async def handle(self, message: Message, size: int) -> TopAnswer | None:
+    async def _handle(self, message: Message, size: int) -> TopAnswer | None:
         """Handle a message; return it if it is the answer.
 
         Raises:
