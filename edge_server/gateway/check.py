@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 
 from edge_server.gateway.authority import public_key_of
 from edge_server.gateway.broker_files import broker_conf, probe_topic
+from edge_server.gateway.broker_probe import BrokerEndpoint
 from edge_server.gateway.certificate_files import (
     NEXT_CA,
     NEXT_KEY,
@@ -31,7 +32,7 @@ from edge_server.gateway.certificate_files import (
 )
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import find_package_faults, read_index
-from edge_server.gateway.probe_access import BrokerEndpoint, OpenFault, find_open_logins
+from edge_server.gateway.probe_access import OpenFault, find_open_logins
 from edge_server.gateway.reload import (
     RELOAD_LOCK,
     RESTART_ADVICE,

@@ -19,14 +19,8 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from edge_server.gateway.broker_files import probe_topic
-from edge_server.gateway.probe_access import (
-    REFUSED,
-    BrokerEndpoint,
-    ProbeConnection,
-    find_access_faults,
-    find_open_logins,
-    open_probe,
-)
+from edge_server.gateway.broker_probe import BrokerEndpoint, ProbeConnection, open_probe
+from edge_server.gateway.probe_access import find_access_faults, find_open_logins
 from edge_server.gateway.site_folder import LOCAL_CERTIFICATES, SiteFolder, make_broker_files
 from edge_server.gateway.state import SiteState, lock_site, read_state, write_state
 from shared.errors import ConfigError, Unreachable
@@ -166,10 +160,10 @@ async def _is_new_acl_active(
 ) -> bool:
     """Check whether the broker allows what only its new access list does."""
     if connection:
-        return await connection.publish(topic) < REFUSED
+        return not await connection.publish(topic)
     try:
         async with open_probe(endpoint, site.gateway("probe")) as probe:
-            return await probe.publish(topic) < REFUSED
+            return not await probe.publish(topic)
     except Unreachable as error:
         log.debug("the probe cannot connect yet: %s", error)
         return False

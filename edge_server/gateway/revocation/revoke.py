@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from edge_server.gateway import authority
 from edge_server.gateway.authority import Subject
+from edge_server.gateway.broker_probe import open_probe
 from edge_server.gateway.enrolment.accounts import SiteAccount
-from edge_server.gateway.probe_access import REFUSED, open_probe
 from edge_server.gateway.reload import (
     RESTART_ADVICE,
     ReloadResult,
@@ -109,11 +109,12 @@ async def _end_session(site: SiteFolder, state: SiteState, subject: Subject, now
     issued = authority.issue(signer, ca, authority.public_key_of(key), subject, TAKEOVER_DAYS, now)
     with tempfile.TemporaryDirectory(prefix="fieldfleet-") as folder:  # private to this user; the key exists only here
         pair = Path(folder) / "takeover"
+        pair.with_suffix(".key").touch(0o600)
         pair.with_suffix(".key").write_bytes(key)
         pair.with_suffix(".crt").write_bytes(issued.certificate + ca)
         try:
             async with open_probe(broker_endpoint(site, state), pair, subject.name) as connection:
-                if await connection.publish(topic(state.site, subject.name, "status")) < REFUSED:
+                if not await connection.publish(topic(state.site, subject.name, "status")):
                     return f"it accepts messages of {subject.name}, which is revoked"
         except Unreachable as error:
             return f"the session of {subject.name} could not be taken over ({error})"

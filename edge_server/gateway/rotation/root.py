@@ -23,6 +23,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 from cryptography import x509
@@ -30,6 +32,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edge_server.gateway import authority
+from edge_server.gateway.broker_probe import open_probe
 from edge_server.gateway.certificate_files import (
     CROSS,
     FORMER_CA,
@@ -45,7 +48,6 @@ from edge_server.gateway.certificate_files import (
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.initialise import ROOT_YEARS
 from edge_server.gateway.packages.store import edit_index, read_index, write_index
-from edge_server.gateway.probe_access import open_probe
 from edge_server.gateway.reload import ReloadResult, broker_endpoint, find_broker, reload_broker
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_chains, make_pairs
 from edge_server.gateway.state import SiteState, lock_site, read_state
@@ -179,12 +181,16 @@ async def _require_known_ca(site: SiteFolder) -> None:
             pass
     except Unreachable:
         return  # another fault, which the reload reports
-    lone = dataclasses.replace(endpoint, trusted=site.ca("root.crt"), alone=True)
-    try:
-        async with open_probe(lone, site.gateway("probe")):
-            pass
-    except Unreachable:
-        raise ConfigError(UNKNOWN_CA) from None
+    with TemporaryDirectory(prefix="fieldfleet-") as folder:
+        # The certificate without its CA's; no CA's may be in `trusted` either, for OpenSSL would send that too.
+        pair, lone = site.gateway("probe"), Path(folder) / "probe"
+        lone.with_suffix(".crt").write_bytes(split_certificates(pair.with_suffix(".crt").read_bytes())[0])
+        lone.with_suffix(".key").symlink_to(pair.with_suffix(".key").absolute())
+        try:
+            async with open_probe(dataclasses.replace(endpoint, trusted=site.ca("root.crt")), lone):
+                pass
+        except Unreachable:
+            raise ConfigError(UNKNOWN_CA) from None
 
 
 def _make_next(site: SiteFolder, name: str, now: datetime) -> None:

@@ -21,8 +21,8 @@ import pytest
 
 from edge_server.fleet.broker import find_mosquitto
 from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
+from edge_server.gateway.broker_probe import BrokerEndpoint, ProbeConnection, open_probe
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.probe_access import BrokerEndpoint, ProbeConnection, open_probe
 from edge_server.gateway.reload import broker_endpoint
 from edge_server.gateway.site_folder import SiteFolder, make_broker_files, sign
 from edge_server.gateway.state import lock_site, read_state, write_state
@@ -72,12 +72,12 @@ class LiveSite:
             write_state(self.path, state)
         pair = self.path.parent / f"{name}-{hashlib.sha256(key).hexdigest()[:8]}"
         pair.with_suffix(".key").write_bytes(key)
+        pair.with_suffix(".key").chmod(0o600)
         pair.with_suffix(".crt").write_bytes(chain)
         return pair
 
     def at(self, pair: Path, port: int) -> Broker:
         """Return the site's broker for whoever has a pair."""
-        pair.with_suffix(".key").chmod(0o600)
         tls = TlsSettings(ca=str(self.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
         return Broker(host="127.0.0.1", port=port, tls=tls)
 
@@ -184,7 +184,7 @@ async def live_site(path: Path) -> AsyncIterator[LiveSite]:
 
 async def speaks(caller: ProbeConnection, topic: str) -> bool:
     """Tell whether the broker takes a publication."""
-    return await caller.publish(topic) < 0x80
+    return not await caller.publish(topic)
 
 
 FORMATS = 'FORMATS: Mapping[str, int] = {"journal": 1, "releases": 2}\n'

@@ -12,8 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_server.gateway import reload
+from edge_server.gateway.broker_probe import open_probe
 from edge_server.gateway.check import check_site
-from edge_server.gateway.probe_access import OpenFault, open_probe
+from edge_server.gateway.probe_access import OpenFault
 from edge_server.gateway.reload import ReloadResult, find_broker, reload_broker
 from edge_server.gateway.site_folder import make_broker_files
 from edge_server.gateway.state import read_state

@@ -11,9 +11,10 @@ import pytest
 from cryptography import x509
 
 from edge_server.gateway import state
+from edge_server.gateway.broker_probe import open_probe
 from edge_server.gateway.check import check_site
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.probe_access import fetch_certificate, open_probe
+from edge_server.gateway.probe_access import fetch_certificate
 from edge_server.gateway.reload import ReloadResult, reload_broker
 from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation import rotate
@@ -42,7 +43,7 @@ async def talking(site, name, pair):
     async def talk():
         async with open_probe(site.door, pair) as caller:
             while not stop.is_set():
-                assert await caller.publish(f"fieldfleet/v1/roof/{name}/update") < 0x80
+                assert not await caller.publish(f"fieldfleet/v1/roof/{name}/update")
                 taken.release()
                 await asyncio.sleep(0.001)
 

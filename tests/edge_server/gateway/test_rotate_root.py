@@ -16,18 +16,19 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, MEMBERSHIP, Membership, read_membership
 from device_agent.identity.renewal import Renewal, show_certificate
 from edge_server.gateway.authority import fingerprint, public_key_of
+from edge_server.gateway.broker_probe import BrokerEndpoint, open_probe
 from edge_server.gateway.certificate_files import newest_root, read_chain, split_certificates
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.store import edit_index, find_package_faults, read_index, write_index
-from edge_server.gateway.probe_access import BrokerEndpoint, open_probe
 from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation.root import RootRotation, cross_sign, devices_on_old_root, finish_root, rotate_root
 from edge_server.gateway.rotation.rotate import finish_ca, rotate_ca
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable, WireError
 from shared.protocol.packages import sign, verify
+from shared.transport.tls import TlsSettings
 from tests.edge_server.gateway.sites import live_site, make_site, needs_mosquitto, now
 from tests.edge_server.gateway.test_rotate import WELL, cut_at, faults_of, run, talking
 from tests.edge_server.processes import called
@@ -136,10 +137,8 @@ def joined(site, name: str, port: int) -> Renewal:
 class OwnDoor(BrokerEndpoint):
     """The broker, as a board knows it: by the certificates, the pair and the trust of its set in use."""
 
-    def context(self, pair):
-        made = ssl.create_default_context(cafile=str(pair / CA))
-        made.load_cert_chain(pair / CERTIFICATE, pair / KEY)
-        return made
+    def tls(self, pair):
+        return TlsSettings(ca=str(pair / CA), cert=str(pair / CERTIFICATE), key=str(pair / KEY))
 
 
 class SeenByBoards:
