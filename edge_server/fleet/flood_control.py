@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge_server.fleet.admission import MOST_BYTES, Admission
+from edge_server.fleet.admission import FRAMED, MOST_BYTES, Admission
 from edge_server.fleet.subscriptions import Subscriptions
 from shared.errors import WireError
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
@@ -77,7 +77,7 @@ class FloodControl:
             return
         closed_topics = self.limits.closed_topics
         async with Subscriptions(transport, site, self.admission, self._list_devices, closed_topics).open():
-            yield self.admission
+            yield self.admission.queue
 
     async def dispatch(
         self, source: AsyncIterable[Delivery], handle: Callable[[str, str, bytes], Awaitable[bool]]
@@ -111,15 +111,10 @@ class FloodControl:
         if size <= self.limits.channels.get(channel, MOST_BYTES["status"]):
             return True
         is_awaited = size <= self.limits.longest_bytes and self._awaits(device, channel)
-        is_awaited = is_awaited and self.admission.has_room(device, channel, size)
+        is_awaited = is_awaited and channel in FRAMED and self.admission.queue.has_room(device, size)
         if not is_awaited:
             self.admission.count_useless(device, channel, size)
         return is_awaited
-
-    def review_strangers(self) -> None:
-        """Receive all messages of devices that have become participants of a run."""
-        if self.admission:
-            self.admission.review_strangers()
 
     def refuse(self, device: str, error: WireError) -> None:
         """Count a refused message, and receive less from its device."""

@@ -85,7 +85,6 @@ class LiveSite:
     def expect(self, groups: Iterable[Members]) -> None:
         """Set the devices of runs that may begin."""
         self.expected = list(groups)
-        self.server.flood.review_strangers()
 
     def takes(self, device: str) -> bool:
         """Return true if a device belongs to a current or expected run, or there is none."""
@@ -158,7 +157,6 @@ async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | 
     _make_folder(data_dir, folder)
     site.members[name] = members
     server.rounds.runs.add(name)
-    server.flood.review_strangers()
     try:
         with hold_lock(folder) as lock, _unless_begun(folder):
             async with background(keep_lock(lock)):

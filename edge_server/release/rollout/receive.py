@@ -56,7 +56,7 @@ class BoardReceiver:
             yield
 
     async def _receive(self, admission: Admission) -> None:
-        async for delivery in admission:
+        async for delivery in admission.queue:
             try:
                 self._take(delivery)
             except WireError as error:

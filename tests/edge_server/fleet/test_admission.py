@@ -7,15 +7,14 @@ from collections import Counter
 
 import pytest
 
-from edge_server.fleet import admission
+from edge_server.fleet import admission, fair_queue
 from edge_server.fleet.admission import (
-    BYTES,
     MESSAGES,
     MESSAGES_PER_S,
     MOST_BYTES,
     MOST_STRANGERS,
     REFUSED,
-    WAITING_MESSAGES,
+    WASTED_BYTES,
     Admission,
 )
 from shared.errors import WireError
@@ -47,7 +46,7 @@ class Door:
 
     async def taken(self, number: int) -> list[str]:
         """Take so many deliveries; return whose they were."""
-        return [(await anext(self.inside))[0].split("/")[-2] for _ in range(number)]
+        return [(await anext(self.inside.queue))[0].split("/")[-2] for _ in range(number)]
 
 
 async def test_what_one_device_may_say_at_once_and_for_ever():
@@ -60,7 +59,7 @@ async def test_what_one_device_may_say_at_once_and_for_ever():
     assert door.refused == {("flood", "flood"): 100}
     await asyncio.sleep(0.1)
     door.put("flood", "update", b"offer", times=int(MESSAGES_PER_S))
-    assert door.inside.waiting_bytes == pytest.approx(len(b"offer") * 0.1 * MESSAGES_PER_S, abs=5)
+    assert door.inside.queue.waiting_bytes == pytest.approx(len(b"offer") * 0.1 * MESSAGES_PER_S, abs=5)
 
 
 async def test_who_sends_nothing_of_use_is_read_more_rarely():
@@ -68,8 +67,8 @@ async def test_who_sends_nothing_of_use_is_read_more_rarely():
     for _ in range(int(MESSAGES)):
         door.put("flood", "update", b"offer")
         door.put("good", "update", b"offer")
-        if door.inside.waiting_bytes:
-            for device in await door.taken(door.inside.waiting_bytes // len(b"offer")):
+        if door.inside.queue.waiting_bytes:
+            for device in await door.taken(door.inside.queue.waiting_bytes // len(b"offer")):
                 if device == "flood":
                     door.inside.penalize(device)
     assert int(MESSAGES) - door.refused["flood", "flood"] == pytest.approx(MESSAGES / (1 + REFUSED), abs=1)
@@ -78,8 +77,8 @@ async def test_who_sends_nothing_of_use_is_read_more_rarely():
 
 async def test_of_one_device_only_so_many_messages_wait():
     door = Door()
-    door.put("flood", "want", b"want", times=2 * WAITING_MESSAGES)
-    assert door.refused == {("flood", "flood"): WAITING_MESSAGES}
+    door.put("flood", "want", b"want", times=2 * fair_queue.WAITING_MESSAGES)
+    assert door.refused == {("flood", "flood"): fair_queue.WAITING_MESSAGES}
 
 
 async def test_others_wait_behind_one_message_of_a_flood():
@@ -97,18 +96,18 @@ async def test_a_flood_of_frames_takes_a_bounded_part_of_memory():
     door = Door()
     door.put("flood", "update", FRAME, times=2000)
     most = 2 * WINDOW + sum(MOST_BYTES.values())
-    assert WINDOW <= door.inside.waiting_bytes <= most
+    assert WINDOW <= door.inside.queue.waiting_bytes <= most
     door.put("good", "update", FRAME, times=WINDOW // len(FRAME))
     assert not door.refused["good", "flood"]
     assert await door.taken(2) == ["flood", "good"]
 
 
 async def test_the_bytes_of_all_devices_together_are_bounded(monkeypatch):
-    monkeypatch.setattr(admission, "WAITING_BYTES", 4 * len(FRAME))
+    monkeypatch.setattr(fair_queue, "WAITING_BYTES", 4 * len(FRAME))
     door = Door()
     for number in range(6):
         door.put(f"device-{number}", "update", FRAME)
-    assert door.inside.waiting_bytes == 4 * len(FRAME)
+    assert door.inside.queue.waiting_bytes == 4 * len(FRAME)
     assert len(door.refused) == 2
 
 
@@ -118,7 +117,7 @@ async def test_a_message_is_as_long_as_its_channel_allows(channel):
     door.put("pi", channel, bytes(MOST_BYTES[channel]))
     door.put("pi", channel, bytes(MOST_BYTES[channel] + 1))
     assert door.refused == {("pi", "oversized"): 1}
-    assert door.inside.waiting_bytes == MOST_BYTES[channel]
+    assert door.inside.queue.waiting_bytes == MOST_BYTES[channel]
 
 
 async def test_reports_of_all_devices_together_are_bounded(monkeypatch):
@@ -141,7 +140,7 @@ async def test_of_strangers_little_is_heard_and_not_of_many():
             door.put(f"stranger-{number}", channel, b"word")
     door.put("pi", "report", b"word")
     assert len(await door.taken(2 * MOST_STRANGERS + 1)) == 2 * MOST_STRANGERS + 1
-    assert door.inside.waiting_bytes == 0
+    assert door.inside.queue.waiting_bytes == 0
     assert {reason for _, reason in door.refused} == {"too-many-devices"}
 
 
@@ -149,7 +148,7 @@ async def test_what_no_device_says_is_passed_over():
     door = Door()
     for name in ("_server", "_all", "", "a b", "../x"):
         door.put(name, "status", b"word")
-    assert door.inside.waiting_bytes == 0
+    assert door.inside.queue.waiting_bytes == 0
     assert not door.refused
 
 
@@ -159,7 +158,7 @@ async def test_a_channel_is_closed_for_twice_as_long_each_time_and_to_nobody_els
     for pause_s in (0.0, 1.0, admission.LONGEST_CLOSED_S + 1):
         await asyncio.sleep(pause_s)
         began = asyncio.get_running_loop().time()
-        door.inside.count_useless("clumsy", "update", int(BYTES) // 2)
+        door.inside.count_useless("clumsy", "update", WASTED_BYTES // 2)
         for _ in range(200):
             door.inside.count_useless("flood", "update", len(FRAME))
         assert door.inside.closed_to("update") == {"flood"}
@@ -210,12 +209,12 @@ async def test_births_and_reports_of_one_device_are_rare(channel):
         door.put("flood", channel, b"word")
         door.put("good", "want", b"word")
         await asyncio.sleep(0.001)
-        await door.taken(door.inside.waiting_bytes // len(b"word"))
+        await door.taken(door.inside.queue.waiting_bytes // len(b"word"))
     assert 2000 - door.refused["flood", "flood"] <= admission.RARE + 2 * admission.RARE_PER_S + 1
     assert door.inside.closed_to(channel) == {"flood"}
     assert not door.inside.closed_to("want")
     for _ in range(500):
         door.put("good", channel, b"word")
         await asyncio.sleep(0.5)
-        await door.taken(door.inside.waiting_bytes // len(b"word"))
+        await door.taken(door.inside.queue.waiting_bytes // len(b"word"))
     assert not door.refused["good", "flood"]

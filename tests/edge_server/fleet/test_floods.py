@@ -77,10 +77,10 @@ async def pour(here: Flooded, channel: str, data: bytes, times: int) -> int:
         await here.flood.publish(topic(SITE, "flood", channel), data, assured=False)
         if number % 16 == 0:
             await asyncio.sleep(0)
-            most = max(most, here.server.flood.admission.waiting_bytes)
+            most = max(most, here.server.flood.admission.queue.waiting_bytes)
     await here.honest.publish(topic(SITE, "honest", "report"), wire.encode(Report(device="honest", at=1.0)))
     while "honest" not in here.server.fleet.reports:
-        most = max(most, here.server.flood.admission.waiting_bytes)
+        most = max(most, here.server.flood.admission.queue.waiting_bytes)
         await asyncio.sleep(0.001)
     return most
 
@@ -197,7 +197,7 @@ async def test_retained_reports_beyond_all_measure_are_not_kept(tmp_path, kind):
             await here.flood.publish(topic(SITE, f"flood-{number}", "report"), large, retain=True)
         await pour(here, "status", b"", 1)
         assert set(here.server.fleet.reports) == {"honest"}
-        assert here.server.flood.admission.waiting_bytes == 0
+        assert here.server.flood.admission.queue.waiting_bytes == 0
 
 
 async def test_births_of_names_that_nobody_has_seen(tmp_path):
