@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from shared.protocol import wire
 from shared.protocol.messages import Transfer, Update, Want
-from shared.protocol.topics import topic
+from shared.protocol.topics import ROOT
 
 SITE, DEVICE = "lab", "flood"
 LARGE_BYTES, RANGES = 900_000, 300_000
@@ -73,7 +73,7 @@ def main(port: int, kind: str, bytes_per_s: float | None = None) -> None:
     """Send until ended."""
     channel, make, usual = KINDS[kind]
     rate = usual if bytes_per_s is None else bytes_per_s
-    message = packet(0x30, _text(topic(SITE, DEVICE, channel)) + make())
+    message = packet(0x30, _text(f"{ROOT}/{SITE}/{DEVICE}/{channel}") + make())
     batch = message * max(1, 4096 // len(message))
     line, sent, began = connected(port), 0, time.monotonic()
     while True:
