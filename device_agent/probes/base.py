@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent.hardware.bounds import is_plausible
 from device_agent.hardware.files import read_text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Reading
+from shared.protocol.plausible import is_plausible
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from device_agent.hardware import firmware
-from device_agent.hardware.bounds import MAX_CPUS
 from device_agent.hardware.files import list_folder, read_text
 from device_agent.probes.base import describe_absence, read_number
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality
+from shared.protocol.plausible import MAX_CPUS
 
 CPU_FOLDER = "sys/devices/system/cpu"
 POLICY_FOLDER = f"{CPU_FOLDER}/cpufreq"

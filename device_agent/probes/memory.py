@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from device_agent.hardware.bounds import COUNTER_BYTES, MEMORY_BYTES
 from device_agent.hardware.files import read_text
 from device_agent.probes.base import ProbeResult, describe_absence, parse_number, read_within
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Reading
+from shared.protocol.plausible import COUNTER_BYTES, MEMORY_BYTES
 
 MEMINFO = "proc/meminfo"
 PRESSURE = "proc/pressure/memory"

@@ -1,39 +1,17 @@
 """Choose each device figure: plausible measurement, last good, plan's, or default.
 
-Reported figures are not trusted. A figure outside `BOUNDS` is ignored. One that differs from the last good figure by
+Reported figures are not trusted. An implausible figure is ignored. One that differs from the last good figure by
 more than a factor `jump` moves it by that factor only, and must be reported again to move it further.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.decision import Figure
-
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "up_bits_per_s": (1.0, 1e12),
-    "down_bits_per_s": (1.0, 1e12),
-    "task_s": (1e-6, 1e7),
-    "step_s": (1e-9, 1e6),
-    "f_hertz": (1e5, 1e11),
-    "task_joules": (0.0, 1e9),
-    "step_joules": (0.0, 1e9),
-    "sigma2": (0.0, 1e12),
-    "g2": (0.0, 1e12),
-    "tx_w": (0.0, 1e3),
-    "upload_w": (0.0, 1e4),
-    "download_w": (0.0, 1e4),
-    "compute_w": (0.0, 1e4),
-    "download_joules": (0.0, 1e9),
-    "memory_bytes": (1.0, 1e15),
-    "compute_error": (0.25, 4.0),
-    "upload_error": (0.25, 4.0),
-    "joules_error": (0.25, 4.0),
-}
-"""Plausible range (low, high) of each figure."""
+from shared.protocol.plausible import is_plausible
 
 
 @dataclass(frozen=True)
@@ -78,8 +56,7 @@ def choose_figure(
 
 
 def _plausible_value(name: str, value: float | None) -> float | None:
-    low, high = BOUNDS[name]
-    return value if value is not None and math.isfinite(value) and low <= value <= high else None
+    return value if is_plausible(name, value) else None
 
 
 def choose_figures(

@@ -10,6 +10,7 @@ from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import Sensed
 from shared.protocol.measurements import Provenance, Reading
 from shared.protocol.messages import Report
+from shared.protocol.plausible import is_plausible
 
 PAUSE_S = 5.0
 """Least seconds between two records of a device that differ only in figures."""
@@ -93,8 +94,8 @@ def _is_news(before: ObservedDevice, now: ObservedDevice) -> bool:
 
 
 def _is_possible(name: str, reading: Reading) -> bool:
-    is_finite = math.isfinite(reading.value) and math.isfinite(reading.at)
-    return is_finite and (reading.value >= 0 or name.endswith("_celsius"))
+    is_measured = is_plausible(name, reading.value) and math.isfinite(reading.at)
+    return is_measured and (reading.value >= 0 or name.endswith("_celsius"))
 
 
 def _has_moved(name: str, before: float, value: float) -> bool:

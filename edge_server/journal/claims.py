@@ -1,6 +1,6 @@
 """Plausibility checks for reported task costs.
 
-Joules are rejected if the device would have drawn more than `MOST_W` between the opening of its round and the arrival
+Joules are rejected if the device would have drawn more than 2000 W between the opening of its round and the arrival
 of its update, by the server's clock. They are also rejected if they exceed `MAX_RATIO` times the median of the other
 devices for the same part of a task, both in joules and in watts over that part's seconds: a large share of the data
 explains many joules and a fast processor many watts, but not both at once. Parts of zero joules are not compared,
@@ -32,11 +32,10 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.run_clock import RunClock
 from shared.protocol.measurements import JOULES, Cost, Provenance, joule_parts
+from shared.protocol.plausible import FIGURES, is_plausible
 
 MAX_SOURCE = 64
-MOST_PLAUSIBLE, MOST_JOULES = 1e18, 1e9
-"""Upper limits of a task's seconds, cycles or bytes, and of its joules; they keep sums from overflowing."""
-MOST_W, MAX_RATIO = 2000.0, 10.0
+MAX_RATIO = 10.0
 SLACK_S = 1.0
 """Tolerance for differences between the device's and the server's clock."""
 LEAST_S = 1e-3
@@ -60,23 +59,17 @@ Task: TypeAlias = tuple[int, int]
 
 def drop_implausible(cost: Cost) -> Cost:
     """Return a cost without implausible values: negative, infinite or too large."""
-    figures = {name: value for name in _FIGURES if _is_figure(value := getattr(cost, name))}
+    figures = {name: value for name in _FIGURES if is_plausible("cost", value := getattr(cost, name))}
     provenance = {
         name: Provenance(
-            source=origin.source[:MAX_SOURCE], quality=origin.quality, uncertainty=_share(origin.uncertainty)
+            source=origin.source[:MAX_SOURCE],
+            quality=origin.quality,
+            uncertainty=origin.uncertainty if is_plausible("cost", origin.uncertainty) else None,
         )
         for name, origin in cost.provenance.items()
         if name in figures
     }
     return Cost(**figures, provenance=provenance)
-
-
-def _is_figure(value: float | None, most: float = MOST_PLAUSIBLE) -> bool:
-    return value is not None and math.isfinite(value) and 0 <= value <= most
-
-
-def _share(value: float | None) -> float | None:
-    return value if value is not None and _is_figure(value) else None
 
 
 class _Figures(msgspec.Struct, frozen=True, gc=False):
@@ -202,7 +195,7 @@ class PartTotal:
     def expect(self, task: Task, predicted: _Figures | None, part: str) -> None:
         """Count a task without a report of this part by its prediction, if there is one."""
         joules: float | None = getattr(predicted, part) if predicted else None
-        if joules is not None and _is_figure(joules, MOST_JOULES):
+        if joules is not None and is_plausible("cost_joules", joules):
             self.predicted[task] = joules
 
 
@@ -317,8 +310,8 @@ def _count_joules(total: PartTotal, joules: float, sign: int) -> None:
 
 def _is_possible(joules: float, wall_s: float | None) -> bool:
     """Return True if some device could spend so many joules in that time."""
-    most = MOST_JOULES if wall_s is None else min(MOST_JOULES, MOST_W * (wall_s + SLACK_S))
-    return _is_figure(joules, most)
+    is_drawable = wall_s is None or joules <= FIGURES["cost_w"][1] * (wall_s + SLACK_S)
+    return is_drawable and is_plausible("cost_joules", joules)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from shared.errors import ConfigError, CorruptFile
 from shared.protocol.clip import NAME
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.messages import Report
+from shared.protocol.plausible import is_plausible
 from shared.protocol.topics import is_name
 from shared.runtime.durable import drop_oldest, explain_disk_errors, unused_name
 
@@ -117,10 +118,10 @@ def _encode(report: Report) -> bytes:
     for name, reading in report.readings.items():
         age_s, spread = report.at - reading.at, reading.uncertainty
         spread = spread if spread is not None and 0 <= spread < math.inf else None
-        if math.isfinite(reading.value) and math.isfinite(age_s):
+        if is_plausible(name, reading.value) and math.isfinite(age_s):
             readings[name] = msgspec.structs.replace(reading, at=age_s, uncertainty=spread)
         else:
-            absent[name] = Absent(lack="invalid", cause="not finite")
+            absent[name] = Absent(lack="invalid", cause="the value is implausible")
     spent = report.spent if report.spent and is_name(report.spent.run) else None
     spent = spent and msgspec.structs.replace(spent, cost=drop_implausible(spent.cost))
     texts = {"board": report.board[:NAME], "instance": report.instance[:NAME]}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from edge_server.journal.claims import MOST_PLAUSIBLE
 from shared.protocol.measurements import Cost, Quality
+from shared.protocol.plausible import is_plausible
 
 QUALITIES: tuple[Quality, ...] = ("measured", "corrected", "modelled")
 
@@ -68,7 +68,9 @@ def worst_quality(qualities: Iterable[Quality | None]) -> Quality | None:
 
 def amount_or_unknown(value: float | None, quality: Quality | None = None) -> Amount:
     """Return one value as an amount; `UNKNOWN` for None and implausible values."""
-    return UNKNOWN if value is None or not abs(value) <= MOST_PLAUSIBLE else Amount(value=float(value), quality=quality)
+    return (
+        UNKNOWN if value is None or not is_plausible("amount", value) else Amount(value=float(value), quality=quality)
+    )
 
 
 def share_or_none(value: float | None) -> float | None:

@@ -12,7 +12,6 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from edge_server.allocation.figures import BOUNDS
 from edge_server.allocation.inputs import SPREAD, Case
 from edge_server.journal.decision import Decision, DeviceDecision, Figure, Source
 from edge_server.journal.records import RoundOpened
@@ -20,6 +19,7 @@ from edge_server.journal.sqlite import encode
 from shared.errors import WireError
 from shared.protocol.bounded import MOST_FIGURE, Amount, Count, Name
 from shared.protocol.measurements import JOULES, Cost
+from shared.protocol.plausible import FIGURES
 
 ROUND_JOULES, DEADLINE = "round_joules", "deadline_s"
 """Limits of a case: joules of all its devices together, and seconds of a task."""
@@ -88,7 +88,7 @@ def read_case(data: bytes, devices: Collection[str]) -> Case:
     }
     for device, each in figures.items():
         for name, figure in each.items():
-            low, high = BOUNDS.get(name, (0.0, 1.0 if name in SHARES else MOST_FIGURE))
+            low, high = FIGURES.get(name, (0.0, 1.0 if name in SHARES else MOST_FIGURE))
             if not low <= figure.value <= high:
                 raise WireError(f"{device}: {name} {figure.value:g} is not in {low:g} to {high:g}", reason="figure")
     places = {

@@ -18,7 +18,6 @@ from measure import Figure
 
 from edge_server.allocation.allocators.hcef_figures import HcefOptions
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.figures import BOUNDS
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
@@ -35,6 +34,7 @@ from edge_server.journal.decision import predicted_joules
 from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.sites import pledges
 from edge_server.sites.cases import merge_cases, pack_case, read_case, restrict_decision
+from shared.protocol.plausible import FIGURES
 from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
@@ -316,7 +316,7 @@ def _case(kind: str, count: int) -> Case:
 
 def is_reportable(name: str, value: float) -> bool:
     """Return whether a device can report the figure; infinite and unknown ones it cannot."""
-    low, high = BOUNDS[name]
+    low, high = FIGURES[name]
     return low <= value <= high
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from device_agent.hardware.bounds import is_plausible
 from device_agent.probes.base import ProbeResult
+from shared.protocol.plausible import is_plausible
 
 PARTIAL = re.compile(r";\D*\d+\D+\d+")
 """In the source of a reading that is a part of the board's: how many sensors of how many it lacks."""

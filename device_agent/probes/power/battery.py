@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.hardware.bounds import VOLTS
 from device_agent.hardware.files import list_folder, read_text
 from device_agent.probes.base import describe_absence, read_number, read_within
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
+from shared.protocol.plausible import VOLTS
 
 SUPPLIES = "sys/class/power_supply"
 DISCHARGING = "Discharging"

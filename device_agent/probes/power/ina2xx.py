@@ -9,13 +9,13 @@ import os.path
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.hardware.bounds import AMPERES, VOLTS
 from device_agent.hardware.files import read_text
 from device_agent.hardware.hwmon import CHIP_FOLDER, Chips, find_addresses, find_chips
 from device_agent.probes.base import describe_absence, read_number, read_within
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
+from shared.protocol.plausible import AMPERES, VOLTS
 
 CHIPS = frozenset(f"ina{part}" for part in (219, 220, 226, 228, 230, 231, 232, 234, 237, 238, 260))
 MILLI, MICRO = 1e-3, 1e-6

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.bounds import AMPERES, VOLTS, Bounds
 from device_agent.hardware.files import find_paths, list_folder, read_text
 from device_agent.hardware.hwmon import CHIP_FOLDER, find_addresses, find_chips
 from device_agent.probes.base import describe_absence, parse_number
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
+from shared.protocol.plausible import AMPERES, VOLTS, Bounds
 
 DRIVER, IIO = "sys/bus/i2c/drivers/ina3221", "sys/bus/i2c/drivers/ina3221x"
 CHIP = "ina3221"

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent.hardware.bounds import LEAST_RAIL_W
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
+from shared.protocol.plausible import LEAST_RAIL_W
 
 NAME_PROFILE = "name the board's firmware profile in [board], see `device-agent profile list`"
 NAME_CHIP = 'name the chip that measures it in [board.meter] (kind = "chip")'

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.record.amounts import Amount
 from edge_server.report import formatting
@@ -19,6 +18,7 @@ from edge_server.report.charts import Chart, ChartLine, Point, chart, upright_ti
 from edge_server.report.digest import Digest, RoundDigest, Scope, common_metric, known_fleet_scopes, metric_name
 from edge_server.report.html import render
 from edge_server.report.tables import run_names, seconds_label
+from shared.protocol.plausible import is_plausible
 
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
@@ -100,7 +100,7 @@ def _points(run: Digest, scope: Scope) -> int:
 
 def _values(runs: Sequence[Digest], height: Height) -> list[float]:
     heights = (height(round_) for run in runs for round_ in run.rounds)
-    return [value for value in heights if value is not None and abs(value) < MOST_PLAUSIBLE]
+    return [value for value in heights if value is not None and is_plausible("amount", value)]
 
 
 def _across(round_: RoundDigest, kind: str) -> Amount:
@@ -139,7 +139,7 @@ def _curve(run: Digest, height: Height, axis: LowerAxis) -> list[Point]:
     points = []
     for round_ in run.rounds:
         amount, value = _across(round_, axis.kind), height(round_)
-        if amount.value is not None and value is not None and abs(value) < MOST_PLAUSIBLE:
+        if amount.value is not None and value is not None and is_plausible("amount", value):
             place = "" if axis.kind == "rounds" else formatting.format_amount(amount, axis.kind)
             points.append(Point(amount.value / axis.size, value, f"round {round_.round}: {value:.4g}; {place}"))
     return points

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.allocation.figures import BOUNDS, Estimate, choose_figure
+from edge_server.allocation.figures import Estimate, choose_figure
 from edge_server.journal.decision import Figure
+from shared.protocol.plausible import FIGURES
 
 GOOD = Figure(1e6, "measured")
 
@@ -48,7 +49,7 @@ def test_a_jump_is_taken_in_steps_and_smoothing_mixes():
 )
 def test_whatever_is_said_the_figure_can_be_true(measured, profile, last, stale):
     found = pick(Estimate(measured, stale, profile, 1e6), last)
-    low, high = BOUNDS["up_bits_per_s"]
+    low, high = FIGURES["up_bits_per_s"]
     assert found is not None
     assert low <= found.value <= high
     if last and last.source != "profile" and found.source == "measured":

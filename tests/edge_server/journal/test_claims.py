@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.journal.claims import MOST_W, Claims, DeviceClaims, PartTotal
+from edge_server.journal.claims import Claims, DeviceClaims, PartTotal
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, ServerBegan, UpdateAccepted
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Update
+from shared.protocol.plausible import FIGURES
 
 TOLD = Assignment(seed=0, hyper=Hyper())
 BEGAN = ServerBegan(at=100.0)
@@ -195,7 +196,11 @@ def test_sums_are_those_of_what_was_told_last(told):
         account.ask((0, number))
         account.tell((0, number), Cost(compute_joules=joules), wall_s)
         last[number] = joules, wall_s
-    figures = [j for j, wall_s in last.values() if j is not None and (wall_s is None or j <= MOST_W * (wall_s + 1))]
+    figures = [
+        j
+        for j, wall_s in last.values()
+        if j is not None and (wall_s is None or j <= FIGURES["cost_w"][1] * (wall_s + 1))
+    ]
     for doubted in ((), {((9, 9), "compute_joules")}):
         total = account.totals(doubted).get("compute_joules", PartTotal())
         assert (total.asked, total.told, total.most) == (len(last), len(figures), max(figures, default=0.0))
