@@ -173,7 +173,6 @@ LARGE_CLASSES = {
     "device_agent.RemoteTop",
     "device_agent.Reporter",
     "device_agent._Session",
-    "edge_server.Admission",
     "edge_server.Barrier",
     "edge_server.DeviceSession",
     "edge_server.Digest",
