@@ -88,7 +88,7 @@ class LiveBoard(UpgradeBoard):
     def upgrader(self) -> Updater:
         """Return root's half, as a new process would."""
         clock = asyncio.get_running_loop().time
-        return Updater(self.place(), self, lambda folder: "", clock=clock, look_s=1.0)
+        return Updater(self.place(), self, lambda folder: "", clock=clock, look_s=5.0)
 
     async def be_told(self) -> None:
         """Begin root's half once a wish was written, as `device-agent upgrade wanted` goes on with it."""
