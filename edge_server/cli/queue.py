@@ -60,6 +60,7 @@ def submit(options: argparse.Namespace) -> int:
     with loading():
         from edge_server.fleet.membership import Membership  # noqa: PLC0415
         from edge_server.rounds import check_plan  # noqa: PLC0415
+        from edge_server.rounds.check_data import require_fitting_data  # noqa: PLC0415
         from edge_server.trial.peers import members_of  # noqa: PLC0415
         from edge_server.trial.wait_for_devices import require_enough  # noqa: PLC0415
 
@@ -68,6 +69,7 @@ def submit(options: argparse.Namespace) -> int:
     registry.allow([*registry.allowed_entries(), *plugin_entries(config)])
     plan = check_plan.load(options.plan, Path(config.data_root), several_sites=True)
     require_enough(plan, Membership(members_of(config, plan)))
+    require_fitting_data(plan, is_shared=False)
     jobs = _queue_of(config)
     project = find_active(plan.project) if plan.project else None
     job = jobs.submit(plan, options.priority, str(project.folder) if project else "")

@@ -53,6 +53,7 @@ from edge_server.replay.temporary_folder import PART_PREFIX, folder_in
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.training_executor import TrainingExecutor
 from edge_server.replay.workload import Workload
+from edge_server.rounds.check_data import require_fitting_data
 from edge_server.rounds.plugins import plan_plugins
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
@@ -149,6 +150,8 @@ def run_replay(  # noqa: PLR0913 - options of the command line
 
 def _replay_to(output: Output, plan: Plan, count: int, trace: Trace | None) -> list[ReplayedRun]:
     """Replay a plan into a temporary folder, and store its runs once they have ended."""
+    if trace is None:
+        require_fitting_data(plan, devices(plan, count), is_shared=True)
     with folder_in(create_runs_folder(output.data_dir), PART_PREFIX) as place:
         runs = _play_into(output, plan, place / replay_name(plan, trace, count), count, trace)
         return [_store_run(run, output.data_dir) for run in runs]

@@ -21,6 +21,7 @@ from edge_server.journal.decision import Decision, predicted_joules
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
 from edge_server.rounds.active_run import ActiveRun
+from edge_server.rounds.check_data import require_known_fit
 from edge_server.rounds.decision_inputs import DecisionInputs
 from edge_server.rounds.input_statistics import is_federated
 from edge_server.rounds.neighbours import Neighbours
@@ -133,6 +134,8 @@ class TaskAssigner:
         enough = await wait_for_cohort(server, self.run.membership, plan.cohort, require_matching)
         self._agree_on_inputs()
         self._agree_on_classes()
+        if enough:
+            await self._require_fit()
         await self._record_left_out()
         if not enough:
             self._log_missing(purpose, number)
@@ -223,6 +226,20 @@ class TaskAssigner:
                 "%s: names of classes not reported; labels are used unchanged",
                 _name_devices(news),
             )
+
+    async def _require_fit(self) -> None:
+        """Refuse a network that does not fit the shape or classes that devices report.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        inputs, classes = self.run.membership.inputs, self.run.membership.classes
+        if inputs and not inputs.is_recorded:  # otherwise the plan's, which were checked before
+            count = len(classes.names) if classes else 0
+            try:
+                await self.run.server.worker(require_known_fit, self.run.plan, inputs.inputs.shape, count)
+            except ConfigError as error:
+                raise ConfigError(f"{error}, or [data] of the devices ({inputs.origin} this shape)") from error
 
     async def _fit_budget(
         self, state: State, devices: tuple[str, ...], number: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ REPLAY_TRIES = 3
 FIRST_PAUSE_S = 1.0
 MOST_DIVERGED = 3
 """Misses in a row because training diverged, after which the run returns to its last good model."""
+
+PATH = re.compile(r"\S*/\S*")
+"""A path in a device's message, which is another one on each device."""
 
 
 @dataclass
@@ -58,7 +62,8 @@ class Repetition:
         rule = self.rounds.run.plan.round
         last = closed[-1] if closed and closed[-1].outcome == "missed" else None
         self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
-        if last and self._diverged >= (1 if rule.on_missed == "stop" else MOST_DIVERGED):
+        is_lasting = last and (rule.on_missed == "stop" or last.round == 1)  # the same initial model diverges again
+        if last and self._diverged >= (1 if is_lasting else MOST_DIVERGED):
             return await self._roll_back(last)
         if last and (refusal := await self._explain_refusal(last)):
             return RunClosed(outcome="refused", cause=refusal)
@@ -73,15 +78,17 @@ class Repetition:
     async def _explain_refusal(self, closed: RoundClosed) -> str:
         """Return why the run is over if every device has refused its task for good; otherwise empty.
 
-        If the plan names no devices, others may still connect: a run waits for them once.
+        If the plan names no devices, others may still connect: a run waits for them once, unless several devices have
+        refused for the same reason, which is then the plan's.
         """
         rounds, fleet = self.rounds, self.rounds.run.server.fleet
         if not rounds.run.membership.has_refused(rounds.run.plan, fleet):
             return ""
-        if not rounds.run.plan.device and (closed.failed or closed.arrived):
-            return ""
         refusals = select(rounds.run.store.records(), LeftOut)
         causes = {record.device: record.cause for record in refusals if not record.silent}
+        is_shared = len(causes) > 1 and len({PATH.sub("", cause) for cause in causes.values()}) == 1
+        if not (rounds.run.plan.device or is_shared) and (closed.failed or closed.arrived):
+            return ""
         return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
 
     async def _repeat(self, closed: RoundClosed) -> None:
@@ -102,8 +109,8 @@ class Repetition:
         store, number = self.rounds.run.store, closed.round
         closed_rounds = valid_records(store.records(), RoundClosed)
         reached = [record.round for record in closed_rounds if record.outcome == "aggregated"]
-        tries = f"training diverged {self._diverged} times in a row, last in round {number}"
-        cause = f"{tries}: {explain_miss(closed)}"
+        often = f" {self._diverged} times in a row, last" if self._diverged > 1 else ""
+        cause = f"training diverged{often} in round {number}: {explain_miss(closed)}"
         if not reached or number <= self._back_from or self.rounds.run.plan.round.on_missed == "stop":
             return RunClosed(outcome="diverged", cause=cause)
         good = await self.rounds.run.server.worker(store.good_number)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from edge_server.plan.inputs import describe_unapplied
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
+from edge_server.rounds.check_data import require_fitting_data
 from edge_server.rounds.run import run_plan
 from edge_server.trial.peers import connect_peers, members_of
 from edge_server.trial.progress import follow
@@ -147,7 +149,7 @@ async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | 
             the run waits for its broker and, before its first round, for devices without a limit.
 
     Raises:
-        ConfigError: As `run_plan`; or the run's folder is in use.
+        ConfigError: As `run_plan`; or the server's data do not fit the plan, or the run's folder is in use.
         Unreachable: There is a watcher, and no broker or not enough devices.
     """
     config, server, data_dir = site.config, site.server, Path(site.config.data_dir)
@@ -160,6 +162,8 @@ async def run_at_site(site: LiveSite, plan: Plan, name: str, watcher: Watcher | 
     try:
         with hold_lock(folder) as lock, _unless_begun(folder):
             async with background(keep_lock(lock)):
+                if is_empty(folder) and not config.strangers:  # agents of `--local` have been checked with their data
+                    await in_thread(partial(require_fitting_data, plan, is_shared=False))
                 if watcher:
                     await wait_for_fleet(server, plan, Membership(members), config, watcher.say)
                 with closing(await _open_store(data_dir, folder)) as store:

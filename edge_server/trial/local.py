@@ -21,6 +21,7 @@ from edge_server.plan.data import device_data, planned_data, require_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.emulation import emulated_link, emulated_power
 from edge_server.plan.plan import Plan, devices, is_same_plan
+from edge_server.rounds.check_data import require_fitting_data
 from edge_server.trial.progress import follow
 from edge_server.trial.relay import run_relay
 from shared import registry
@@ -83,23 +84,26 @@ def prepare_local(  # noqa: PLR0913 - settings of a trial
     embedded: bool = False,
     device: str = "cpu",
 ) -> Local:
-    """Return a trial on this machine, once its data have been found.
+    """Return a trial on this machine, once its data have been checked.
 
     Args:
         count: Number of agents; 0 for the plan's devices.
         plan_path: File of the plan; None to write one for the server.
 
     Raises:
-        ConfigError: The plan has no data or no devices, the data do not exist, or the name or processor is invalid.
+        ConfigError: The plan has no data or no devices, the data do not exist or do not fit, or the name or processor
+            is invalid.
     """
     check_name(run, "run")
     if device not in PROCESSORS:
         raise ConfigError(f"device {device!r}: choose {', '.join(PROCESSORS)}")
     planned_data(plan)
     require_data(plan, data_root)
+    fleet = devices(plan, count)
+    require_fitting_data(plan, fleet, is_shared=True)
     return Local(
         *(plan_path or Path(plan.name), plan, data_root, create_runs_folder(data_dir), run),
-        count=len(devices(plan, count)),
+        count=len(fleet),
         embedded=embedded,
         device=device,
         writes_plan=plan_path is None,

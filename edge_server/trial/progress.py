@@ -70,8 +70,7 @@ class Display:
                 self._close(record)
             case LeftOut():
                 until = "it sends a message" if record.silent else "its agent restarts"
-                cause = f": {record.cause}" if record.silent else ""
-                self._print(f"device {record.device} gets no more tasks until {until}{cause}")
+                self._print(f"device {record.device} gets no more tasks until {until}: {record.cause}")
                 return
             case Evaluated(round=int()):
                 self._show_evaluation(record)

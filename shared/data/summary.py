@@ -45,19 +45,23 @@ def summarise(spec: Data) -> Summary:
 
 def summarise_part(spec: Data, part: ReadPart, most: int) -> Summary:
     """Summarise what was read with at most `most` values; raise as `summarise`."""
-    is_table = spec.source in TABLES
-    is_whole = len(part.arrays) == len(part.labels) and not (is_table and part.arrays.inputs.size >= most)
+    reads_all = is_whole(spec, part, most)
     arrays, labels, extent = part.arrays, part.labels, ""
-    if is_whole and spec.partition is not None:
+    if reads_all and spec.partition is not None:
         extent = f" (this device's share of {len(part.labels)})"
         arrays = take_share(arrays, spec.partition)
         labels = arrays.labels
-    notes = [*part.notes, *find_warnings(spec, labels, part.arrays, is_whole=is_whole)]
-    if not is_whole:
+    notes = [*part.notes, *find_warnings(spec, labels, part.arrays, is_whole=reads_all)]
+    if not reads_all:
         amount = f"{'' if spec.source in ('folder', 'audio') else 'the first '}{len(arrays)} of them"
         extent = f" ({amount} were read, {arrays.inputs.nbytes / MIB:.0f} MiB)"
-    count = f"more than {len(labels)}" if not is_whole and is_table else str(len(labels))
+    count = f"more than {len(labels)}" if not reads_all and spec.source in TABLES else str(len(labels))
     return Summary(finding=f"{count} examples{extent}{_describe(spec, arrays, labels, part)}", notes=tuple(notes))
+
+
+def is_whole(spec: Data, part: ReadPart, most: int) -> bool:
+    """Return true if what was read with at most `most` values is the whole data set."""
+    return len(part.arrays) == len(part.labels) and not (spec.source in TABLES and part.arrays.inputs.size >= most)
 
 
 def most_values(spec: Data) -> int:

@@ -64,6 +64,11 @@ class Objective:
         return self.spec.kind
 
     @property
+    def loss_name(self) -> str:
+        """Name of the loss, that of the kind if the plan names none."""
+        return self.spec.loss or DEFAULT_LOSSES[self.kind]
+
+    @property
     def reconstructs(self) -> bool:
         """True if the target is the input: an anomaly is an example that the network cannot reproduce."""
         return self.kind == "anomaly"

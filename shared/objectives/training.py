@@ -80,7 +80,7 @@ class TrainingObjective(Objective):
         except registry.FAULTS as error:
             problem = str(error).partition("\n")[0]
             raise ConfigError(
-                f"task.loss: {self.spec.loss or DEFAULT_LOSSES[self.kind]!r} does not accept outputs of shape "
+                f"task.loss: {self.loss_name!r} does not accept outputs of shape "
                 f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({problem}); correct the model's "
                 "outputs, the data's targets or task.loss"
             ) from error

@@ -7,26 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.plan.data import planned_data, test_data
 from edge_server.plan.devices import expand_devices
-from edge_server.plan.plan import Plan
+from edge_server.plan.plan import devices
 from edge_server.plan.sites import SitesPlan, devices_by_site
+from edge_server.rounds.check_data import DataCheck, check_data
 from edge_server.rounds.check_plan import load
 from edge_server.sites.graph import graph_edges, neighbours_of
 from edge_server.sites.matrix import mixing_rows, zeta
-from shared.data.load import as_examples
-from shared.data.sources.read import read_part
-from shared.data.spec import NONE, Data
-from shared.data.summary import summarise_part
 from shared.errors import ConfigError
-from shared.models.base import Model
-from shared.models.build import build_initial
-from shared.models.evaluate import require_matching_examples
-from shared.objectives.training import build_training_objective
 from shared.runtime.text_table import TextColumn, TextTable
 
-MOST_VALUES = 1 << 20
-"""Input values to read of each data set, which takes about a second for the slowest source."""
 MOST_NAMED = 6
 """Devices of a site listed in a table."""
 
@@ -44,19 +34,6 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     neighbours: tuple[str, ...]
     weights: dict[str, float]
-
-
-class DataCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a data set of the plan, of which a bounded part was read.
-
-    Attributes:
-        section: Section of the plan, or `test data`.
-        finding: Examples, classes or targets, shape and values; or why nothing was read.
-    """
-
-    section: str
-    finding: str
-    notes: tuple[str, ...] = ()
 
 
 class PlanCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,47 +64,14 @@ def check_plan(path: Path, data_root: Path) -> PlanCheck:
         ConfigError: It is invalid, or its data cannot be read or do not fit the network; the message has the remedy.
     """
     plan = load(path, data_root, several_sites=True)
+    fleet = devices(plan, plan.local) if plan.local else expand_devices(plan.device)
     names = [device.name for device in expand_devices(plan.device)]
     result = PlanCheck(plan=plan.name, rounds=plan.rounds, algorithm=plan.algorithm.name, devices=len(names))
     try:
-        result = msgspec.structs.replace(result, data=tuple(_check_data(plan)))
+        result = msgspec.structs.replace(result, data=tuple(check_data(plan, fleet)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return _with_sites(result, plan.sites, names) if plan.sites else result
-
-
-def _check_data(plan: Plan) -> Iterator[DataCheck]:
-    """Read a part of each data set that exists on this machine.
-
-    Raises:
-        ConfigError: It cannot be read, or does not fit the network or the task.
-    """
-    sections = {"data": planned_data(plan)} if plan.data else {}
-    if plan.data and plan.evaluation.every:
-        sections["test data"] = test_data(plan)
-    if plan.server_data:
-        sections["server_data"] = plan.server_data
-    model = build_initial(plan.model, plan.seed) if sections else None
-    for section, data in sections.items():
-        if data.source == NONE or model is None:
-            continue
-        if data.path and not Path(data.path).exists():
-            yield DataCheck(section=section, finding=f"{data.path} is not on this machine, and was not read")
-            continue
-        try:
-            yield _read_data(plan, section, data, model)
-        except ConfigError as error:
-            if data.path or not data.is_custom:
-                raise ConfigError(f"{section}: {error}") from error
-            yield DataCheck(section=section, finding="not read", notes=(str(error),))  # may exist on boards alone
-
-
-def _read_data(plan: Plan, section: str, data: Data, model: Model) -> DataCheck:
-    part = read_part(data, MOST_VALUES)
-    summary = summarise_part(data, part, MOST_VALUES)
-    examples = as_examples(part.arrays, data)
-    require_matching_examples(model.layers, {}, examples, section, build_training_objective(plan.objective))
-    return DataCheck(section=section, finding=summary.finding, notes=summary.notes)
 
 
 def _with_sites(result: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanCheck:

@@ -69,7 +69,11 @@ def read_whole(spec: Data) -> Arrays:
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
     """
-    examples = read_part(spec).arrays
+    return select_examples(read_part(spec).arrays, spec)
+
+
+def select_examples(examples: Arrays, spec: Data) -> Arrays:
+    """Return `limit` of a whole split's examples, then `drawn` of them and not those of `without`."""
     if spec.limit is not None and spec.limit < len(examples):
         examples = examples.subset(np.sort(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit]))
     if spec.drawn:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge_server.cli.commands import explain_shortfall
-from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
+from edge_server.journal.records import Rewound, RoundClosed, RoundOpened, RunClosed, closed_rounds
 from edge_server.replay.run import replay_plan
 from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.check_plan import load
@@ -134,6 +134,18 @@ async def test_a_run_that_diverges_goes_back_to_its_last_good_model_once(tmp_pat
     else:
         assert [one.round for one in closed_rounds(records)] == [1, 2, 3, 4, 5, 6]
         assert not explain_shortfall(records)
+
+
+async def test_training_that_diverges_from_the_initial_model_is_not_repeated(tmp_path):
+    """The same devices would get the same task, and each would say the same again."""
+    async with site(tmp_path, rounds=6, cohort="min_devices = 1") as here:
+        async with background(serve(here, await here.device("a"), 1, 99)):
+            await here.ended()
+        records = here.store.records()
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    assert end.outcome == "diverged"
+    assert end.cause.count(DIVERGED) == 1
+    assert len([one for one in records if isinstance(one, RoundOpened)]) == 1
 
 
 def test_a_rate_that_makes_training_diverge_is_named_with_device_step_and_remedy(tmp_path):

@@ -59,6 +59,20 @@ async def test_where_the_plan_names_nobody_others_are_waited_for_once(tmp_path):
     assert 5 <= took_s < 20
 
 
+async def test_where_several_refuse_for_one_reason_none_is_waited_for(tmp_path):
+    """The plan is to blame; only the path of the examples is another one on each device."""
+    async with site(tmp_path, rounds=2, cohort="min_devices = 2\nwait_s = 50.0") as here:
+        a, b = await here.device("a"), await here.device("b")
+        causes = [f"ConfigError: /data/{name}.csv: model: it returns the shape 5" for name in "ab"]
+        async with background(serve(here, a, causes[0]), serve(here, b, causes[1])):
+            await here.ended()
+        records, took_s = here.store.records(), asyncio.get_running_loop().time()
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    assert end.outcome == "refused"
+    assert names_all(end.cause, "/data/a.csv", "/data/b.csv", "shape 5")
+    assert took_s < 5
+
+
 async def test_a_device_that_fails_and_may_do_better_is_asked_again(tmp_path):
     """An example file that is away may come back: that is no refusal."""
     async with site(tmp_path, rounds=1, cohort="min_devices = 1", more='[[device]]\nname = "a"') as here:
