@@ -151,7 +151,7 @@ def require_known_fit(plan: Plan, shape: Sequence[int], classes: int = 0, place:
     """
     if not shape:
         return
-    inputs, place = torch.zeros(1, *shape), f"{place}, model" if place else "model"
+    inputs, place = torch.zeros((1, *shape)), f"{place}, model" if place else "model"
     outputs = output_shape(build_initial(plan.model, plan.seed).layers, {}, inputs, place)
     targets = _known_targets(plan, inputs, classes)
     if targets is not None:

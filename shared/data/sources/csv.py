@@ -4,7 +4,7 @@ The path is one file, or a folder with `train.csv` and `test.csv`. Classes that 
 so that devices which lack a class still agree. Other classes are numbered in the order of their names, those of both
 files where there are two, unless `classes` names them all. A label with a leading zero is a name: "01" is not 1.
 
-Plain files are parsed by numpy in blocks. A file with quotes or a fault is read again line by line, which names the
+Plain files are parsed by numpy. A file with quotes or a fault is read again line by line, which names the
 fault.
 """
 
@@ -13,37 +13,35 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import Arrays, ReadPart, is_finite
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, is_finite
 from shared.data.sources.columns import Columns, find_columns
 from shared.data.sources.csv_lines import MAX_ROW_CHARS, read_labels, read_lines, require_text, split_paths
 from shared.data.sources.table import TableRows, make_examples
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.runtime.memory import require_room
+from shared.runtime.memory import available_bytes, require_room
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 """Python's float would accept more: "1_5" as 15, digits of other scripts."""
-CHECKED_EVERY = 1 << 18
-"""Numbers between two checks of the available memory."""
+CHECKED_EVERY, UNCHECKED_BYTES = 1 << 18, 1 << 22
+"""Numbers between two checks of the available memory, and bytes."""
 BLOCK_BYTES = 1 << 18
-"""Size of a block that numpy parses at once; its lines stay in a processor's cache."""
+"""Size of a block that is split into lines at once; they stay in a processor's cache."""
 _VISIBLE = np.uint8(ord("!")), np.uint8(ord("~"))
 """First and last ASCII character that is not blank."""
 _EXCHANGED = str.maketrans(",.", ".,")
-SHORT_CHARS, TIME_CHARS = 12, 33
-"""Characters of a name or a time, and one, that numpy reads; columns with a longer cell are split in Python."""
-TEXT_BYTES = 64
-"""Memory of a short text."""
+TEXT_CHARS = (12, 33, 96)
+"""Characters of a text, and one, that numpy reads at first, from the second on where there are times, and then."""
 
 
 def read(spec: Data) -> Arrays:
@@ -75,13 +73,17 @@ class _Plain:
     """Layout of a file without quotes.
 
     Attributes:
+        header: Number of the header's line.
         width: Cells of each line.
+        places: Number of each line that was read; filled while lines are.
     """
 
     path: Path
     spec: Data
     columns: Columns
+    header: int
     width: int
+    places: list[NDArray[np.int64]] = field(default_factory=list)
 
     @property
     def separator(self) -> str:
@@ -97,63 +99,116 @@ class _Plain:
             return text
         return text.translate(_EXCHANGED) if "." in text else text.replace(",", ".")
 
-    def chars(self, at: int) -> int:
-        """Return the characters that numpy reads of a text column."""
-        return TIME_CHARS if at == self.columns.time else SHORT_CHARS
-
-
-@dataclass
-class _Block:
-    """Parsed lines: numbers of shape (R, features + targets), texts by column, line numbers."""
-
-    numbers: list[NDArray[np.float32]] = field(default_factory=list)
-    texts: list[list[str]] = field(default_factory=list)
-    lines: list[NDArray[np.int64]] = field(default_factory=list)
+    def record(self, chars: int) -> np.dtype[Any]:
+        """Return the type of a parsed line; texts have up to `chars` characters."""
+        kinds = dict.fromkeys(self.columns.texts, f"U{chars}") | dict.fromkeys(self.columns.numbers, "f4")
+        return np.dtype([(str(at), kinds.get(at, "U1")) for at in range(self.width)])
 
 
 def _read_plain(path: Path, spec: Data, most: int | None) -> TableRows | None:
     """Parse a file by numpy; None where a line is not plain or invalid, and so must be named."""
     line, header = next(read_lines(path, spec))
-    plain = _Plain(path, spec, find_columns(header, path, spec), len(header))
+    plain = _Plain(path, spec, find_columns(header, path, spec), line, len(header))
     try:
-        return _read_blocks(plain, line, most)
+        return _parse(plain, None if most is None else -(-most // max(1, len(plain.columns.features))))
     except (ValueError, OSError):
         return None
 
 
-def _read_blocks(plain: _Plain, header_line: int, most: int | None) -> TableRows:
-    """Parse a plain file by numpy.
+def _parse(plain: _Plain, most_rows: int | None) -> TableRows:
+    """Parse a plain file by numpy, again with more characters where a text may have been cut.
 
     Raises:
         ValueError: A line is not plain or invalid, or the file is not UTF-8.
         OSError: The file cannot be read.
     """
     columns = plain.columns
-    done, number, count, checked = _Block(texts=[[] for _ in columns.texts]), 0, 0, 0
-    width = max(1, len(columns.features))
+    for chars in TEXT_CHARS[columns.time is not None :]:
+        rows, places = _load_rows(plain, plain.record(chars), most_rows)
+        texts = [rows[str(at)].tolist() for at in columns.texts]
+        distinct = [set(cells) for cells in texts]
+        if all(len(cell) < chars for cells in distinct for cell in cells):
+            break
+    else:
+        raise ValueError("too long a text")
+    numbers = np.empty((len(rows), len(columns.numbers)), dtype=np.float32)
+    for place, at in enumerate(columns.numbers):
+        numbers[:, place] = rows[str(at)]
+    if numbers.size and not is_finite(numbers):
+        raise ValueError("not a finite number")
+    stripped = [_strip(cells, kinds, plain) for cells, kinds in zip(texts, distinct, strict=True)]
+    return _make_rows(numbers, stripped, places, columns)
+
+
+def _load_rows(plain: _Plain, record: np.dtype[Any], most_rows: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return parsed lines and their numbers; numpy requires as many cells in each as the record has fields."""
+    keys: dict[str, Any] = {"comments": None, "delimiter": plain.separator, "ndmin": 1, "max_rows": most_rows}
+    row_bytes = record.itemsize + FLOAT_BYTES * len(plain.columns.numbers)
+    if _is_readable(plain, row_bytes):
+        rows = np.loadtxt(plain.path, record, skiprows=plain.header, encoding="utf-8", **keys)
+        return rows, np.arange(plain.header + 1, plain.header + 1 + len(rows))
+    plain.places.clear()
+    lines = chain.from_iterable(_read_blocks(plain, row_bytes))
+    first = next(lines, "")
+    rows = np.loadtxt(chain([first], lines), record, **keys) if first else np.empty(0, record)
+    places = np.concatenate([np.empty(0, dtype=np.int64), *plain.places])[:most_rows]
+    if len(rows) != len(places):
+        raise ValueError("numpy left out a line")
+    return rows, places
+
+
+def _is_readable(plain: _Plain, row_bytes: int) -> bool:
+    """Return true if numpy can read the file itself, and its rows fit in memory however short they are.
+
+    Where rows have times, messages name lines, which numpy does not count.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    spec, size = plain.spec, plain.path.stat().st_size
+    if spec.drop_missing or spec.decimal == "," or spec.growing or spec.time_column:
+        return False
+    most_bytes = size // (2 * plain.width) * row_bytes
+    if most_bytes > UNCHECKED_BYTES and most_bytes > available_bytes():
+        return False
+    with plain.path.open("rb") as file:
+        block = file.read(BLOCK_BYTES)
+        if not b"".join(block.split(b"\n", plain.header)[plain.header :]).strip():
+            return False  # no line in the first block
+        while block and not any(code in block for code in (b'"', b"\0", b"\r")):
+            block = file.read(BLOCK_BYTES)
+    return not block
+
+
+def _read_blocks(plain: _Plain, row_bytes: int) -> Iterator[list[str]]:
+    """Yield the lines of a plain file below its header, without blank ones and those that lack a number.
+
+    Raises:
+        ValueError: As `_split_blocks` and `_find_incomplete`.
+    """
+    count, number, checked = 0, 0, UNCHECKED_BYTES
     for block in _split_blocks(plain.path, drops_unfinished=bool(plain.spec.growing)):
         text = plain.write_points(block)
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
         begin, number = number, number + len(lines)
-        is_row = np.ones(len(lines), dtype=np.bool_)
-        is_row[: max(0, header_line - begin)] = False
-        if plain.spec.drop_missing and lines:
-            is_row[_find_incomplete(text, lines, plain)] = False
-        if not is_row.all():
-            lines = list(compress(lines, is_row.tolist()))
-        if not any(lines):
-            continue
-        done.lines.append(np.flatnonzero(is_row) + begin + 1)
-        _parse_block(lines, plain, done)
-        count += len(done.lines[-1])
-        if count * width >= checked:
-            require_room(4 * count * len(columns.numbers) * 2 + TEXT_BYTES * count * len(columns.texts), plain.path)
-            checked = count * width + CHECKED_EVERY
-        if most is not None and count * width >= most:
-            break
-    return _join(done, columns, None if most is None else -(-most // width))
+        places = np.arange(begin + 1, number + 1)
+        dropped = _find_incomplete(text, lines, plain) if plain.spec.drop_missing else []
+        if "" in lines:
+            dropped += [at for at, line in enumerate(lines) if not line]
+        if plain.header > begin:
+            dropped += range(min(plain.header - begin, len(lines)))
+        if dropped:
+            is_row = np.ones(len(lines), dtype=np.bool_)
+            is_row[dropped] = False
+            places, lines = places[is_row], list(compress(lines, is_row.tolist()))
+        count += len(lines)
+        if (needed := row_bytes * count) >= checked:
+            require_room(needed, plain.path)
+            checked = needed + UNCHECKED_BYTES
+        plain.places.append(places)
+        yield lines
 
 
 def _split_blocks(path: Path, *, drops_unfinished: bool) -> Iterator[str]:
@@ -206,78 +261,27 @@ def _find_incomplete(text: str, lines: Sequence[str], plain: _Plain) -> list[int
     return incomplete
 
 
-def _parse_block(lines: list[str], plain: _Plain, done: _Block) -> None:
-    """Parse lines and add them; their numbers were added before.
-
-    Raises:
-        ValueError: A line is invalid, or a cell of text is empty.
-    """
-    rows = _parse(lines, plain)
-    if len(rows) < len(lines):  # numpy leaves out blank ones
-        done.lines[-1] = done.lines[-1][[bool(line) for line in lines]]
-        lines = list(filter(None, lines))
-    if len(rows) != len(lines):
-        raise ValueError("numpy left out a line")
-    done.numbers.append(_take_numbers(rows, plain))
-    for at, column in zip(plain.columns.texts, done.texts, strict=True):
-        cells = rows[str(at)].tolist()
-        if max(map(len, set(cells))) >= plain.chars(at):  # perhaps cut
-            cells = [line.split(plain.separator)[at] for line in lines]
-        column.extend(_strip(cells, plain))
-
-
-def _parse(lines: list[str], plain: _Plain) -> NDArray[Any]:
-    """Parse lines to one record a line; numpy requires as many cells in each as the record has fields.
-
-    Raises:
-        ValueError: A line has another number of cells, or a cell is not a number.
-    """
-    texts = {at: f"U{plain.chars(at)}" for at in plain.columns.texts}
-    kinds = texts | dict.fromkeys(plain.columns.numbers, "f4")
-    fields = [(str(at), kinds.get(at, "U1")) for at in range(plain.width)]
-    return np.loadtxt(lines, fields, comments=None, delimiter=plain.separator, ndmin=1)
-
-
-def _take_numbers(rows: NDArray[Any], plain: _Plain) -> NDArray[np.float32]:
-    """Return the numbers of records, of shape (R, features + targets).
-
-    Raises:
-        ValueError: One is NaN or infinite.
-    """
-    numbers = np.empty((len(rows), len(plain.columns.numbers)), dtype=np.float32)
-    for place, at in enumerate(plain.columns.numbers):
-        numbers[:, place] = rows[str(at)]
-    if numbers.size and not is_finite(numbers):
-        raise ValueError("not a finite number")
-    return numbers
-
-
-def _strip(cells: list[str], plain: _Plain) -> list[str]:
+def _strip(cells: list[str], distinct: Collection[str], plain: _Plain) -> list[str]:
     """Return cells without blanks around them, and with commas and points as in the file.
 
     Raises:
         ValueError: One is empty.
     """
-    names = {cell: plain.write_points(cell.strip()) for cell in set(cells)}
+    names = {cell: plain.write_points(cell.strip()) for cell in distinct}
     if "" in names.values():
         raise ValueError("an empty cell")
     return cells if all(cell == name for cell, name in names.items()) else [names[cell] for cell in cells]
 
 
-def _join(block: _Block, columns: Columns, most: int | None) -> TableRows:
-    width, parts = len(columns.features), [np.empty((0, len(columns.numbers)), dtype=np.float32), *block.numbers]
-    texts: dict[int | None, list[str]] = dict(
-        zip(columns.texts, (column[:most] for column in block.texts), strict=True)
+def _make_rows(
+    numbers: NDArray[np.float32], texts: Sequence[list[str]], places: NDArray[np.int64], columns: Columns
+) -> TableRows:
+    width, by_column = len(columns.features), dict(zip(columns.texts, texts, strict=True))
+    labels, clients, times = (
+        [] if at is None else by_column[at] for at in (columns.label, columns.client, columns.time)
     )
-    labels, clients, times = (texts.get(at, []) for at in (columns.label, columns.client, columns.time))
-    return TableRows(
-        np.concatenate([part[:, :width] for part in parts])[:most],
-        np.concatenate([part[:, width:] for part in parts])[:most],
-        labels,
-        clients,
-        times,
-        np.concatenate([np.empty(0, dtype=np.int64), *block.lines])[:most],
-    )
+    features = numbers[:, :width] if columns.targets else numbers
+    return TableRows(np.ascontiguousarray(features), numbers[:, width:].copy(), labels, clients, times, places)
 
 
 def _read_rows(path: Path, spec: Data, most: int | None) -> TableRows:
@@ -303,7 +307,7 @@ def _read_rows(path: Path, spec: Data, most: int | None) -> TableRows:
         for at, column in zip(columns.texts, texts, strict=True):
             column.append(require_text(cells[at], path, line, header[at]))
     values = np.frombuffer(numbers, dtype=np.float32).reshape(-1, len(columns.numbers))
-    return _join(_Block([values], texts, [np.frombuffer(places, dtype=np.int64)]), columns, None)
+    return _make_rows(values, texts, np.frombuffer(places, dtype=np.int64), columns)
 
 
 def _parse_number(cell: str, path: Path, line: int, column: str, spec: Data) -> float:

@@ -42,6 +42,8 @@ _KINDS = {
     LABELS: "class names or integers from 0",
 }
 """Groups of numpy's dtype letters, and their names in messages."""
+CHUNK_BYTES = 1 << 18
+"""Bytes to read at once, which stay in a processor's cache."""
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, OverflowError, RuntimeError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
@@ -99,12 +101,12 @@ class _File(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """Header of an array; `stored` is its compressed size in bytes."""
+    """Header of an array, and where its values begin."""
 
     shape: tuple[int, ...]
     is_fortran: bool
     dtype: np.dtype[Any]
-    stored: int
+    begin: int
 
     @property
     def size(self) -> int:
@@ -184,16 +186,12 @@ def _read_windows(file: _File, most: int | None) -> ReadPart:
 
 
 def _check_header(file: _File, name: str, kinds: str, dimensions: int | None = None) -> _Header:
-    """Read an array's header and require its dtype to be of `kinds`, with `dimensions` axes (default: at least one).
-
-    Refuse an array that does not fit in memory: a few bytes of a zip may expand to many.
-    """
+    """Read an array's header and require its dtype to be of `kinds`, with `dimensions` axes (default: at least one)."""
     arrays, path = file.arrays, file.path
     if name not in arrays.files:
         raise ConfigError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays.files))}; correct the name")
     if name not in file.headers:
-        with _open_array(arrays, name) as stream:
-            file.headers[name] = _read_header(stream, arrays, name, path)
+        file.headers[name] = _read_header(file, name)
     header = file.headers[name]
     if header.dtype.hasobject:
         problem = f"{name} holds pickled objects, which are never loaded"
@@ -203,9 +201,6 @@ def _check_header(file: _File, name: str, kinds: str, dimensions: int | None = N
         if kinds == LABELS and header.dtype.kind == "f":
             expected += ', or set data.targets = "values" to predict numbers'
         raise ConfigError(f"{path}: {name} is {header.dtype} of shape {header.shape}; save {expected}")
-    require_room(header.size * (header.dtype.itemsize + FLOAT_BYTES), path)
-    count = header.size * header.dtype.itemsize
-    require_expansion(count, header.stored, path, "replace the file, or write it with numpy.savez")
     return header
 
 
@@ -219,14 +214,21 @@ def _member(arrays: NpzFile, name: str) -> str:
     return name if name in arrays.zip.namelist() else f"{name}.npy"
 
 
-def _read_header(stream: IO[bytes], arrays: NpzFile, name: str, path: Path) -> _Header:
+def _read_header(file: _File, name: str) -> _Header:
+    """Read an array's header; refuse one that does not fit in memory: a few bytes of a zip may expand to many."""
+    arrays, path = file.arrays, file.path
+    with _open_array(arrays, name) as stream:
+        magic = stream.read(npy.MAGIC_LEN)
+        if not magic.startswith(npy.MAGIC_PREFIX):
+            raise ConfigError(f"{path}: {name} is not an array; write the file with numpy.savez_compressed")
+        read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
+        header = _Header(*read_header(stream), stream.tell())
+    count = header.size * header.dtype.itemsize
+    require_room(count + header.size * FLOAT_BYTES, path)
     assert arrays.zip
-    magic = stream.read(npy.MAGIC_LEN)
-    if not magic.startswith(npy.MAGIC_PREFIX):
-        raise ConfigError(f"{path}: {name} is not an array; write the file with numpy.savez_compressed")
-    read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(stream)
-    return _Header(shape, is_fortran, dtype, arrays.zip.getinfo(_member(arrays, name)).compress_size)
+    stored = arrays.zip.getinfo(_member(arrays, name)).compress_size
+    require_expansion(count, stored, path, "replace the file, or write it with numpy.savez")
+    return header
 
 
 def _read_array(
@@ -234,15 +236,18 @@ def _read_array(
 ) -> NDArray[Any]:
     """Read an array, or its first rows; the header is checked before memory is allocated."""
     header = _check_header(file, name, kinds, dimensions)
-    if rows is None or rows >= header.shape[0]:
-        return file.arrays[name]
-    if header.is_fortran:
-        return file.arrays[name][:rows]
+    shape = header.shape if header.is_fortran or rows is None else (min(rows, header.shape[0]), *header.shape[1:])
+    array = np.empty(shape, header.dtype, order="F" if header.is_fortran else "C")
+    values = array.reshape(-1, order="A").view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
     with _open_array(file.arrays, name) as stream:
-        _read_header(stream, file.arrays, name, file.path)
-        shape = (rows, *header.shape[1:])
-        data = stream.read(math.prod(shape) * header.dtype.itemsize)
-    return np.frombuffer(data, dtype=header.dtype).reshape(shape)
+        stream.read(header.begin)
+        for begin in range(0, len(values), CHUNK_BYTES):
+            chunk = values[begin : begin + CHUNK_BYTES]
+            data = stream.read(len(chunk))
+            if len(data) < len(chunk):
+                raise EOFError(f"{name} is cut off")
+            chunk[:] = np.frombuffer(data, np.uint8)
+    return array[:rows]
 
 
 def _read_targets(file: _File, name: str) -> Labels:
@@ -267,7 +272,7 @@ def _read_labels(file: _File, name: str) -> tuple[Labels, tuple[str, ...]]:
     if labels.dtype.kind in INTEGERS:
         if labels.dtype.kind == "u" and labels.itemsize == np.int64().itemsize:  # the highest would become negative
             labels = np.minimum(labels, MAX_CLASSES)
-        return labels.astype(np.int64), ()
+        return labels.astype(np.int64, copy=False), ()
     texts, places = np.unique(labels, return_inverse=True)
     names = [normalise_name(text.decode() if isinstance(text, bytes) else str(text)) for text in texts]
     if not all(names):

@@ -219,7 +219,7 @@ def test_a_line_that_is_being_written_is_left_for_later(path):
         assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("length", [11, 12, 13, 40])
+@pytest.mark.parametrize("length", [10, 11, 12, 31, 32, 40, 94, 95, 200])
 def test_long_names_are_not_cut(path, length):
     names = ["x" * length + end for end in "ab"]
     path.write_text(f"label,a,who\n{names[0]},1,{names[1]}\n{names[1]},2,{names[0]}\n")
