@@ -34,6 +34,7 @@ import link
 import memory
 import optimizers
 import packing
+import paths
 import power_reads
 import probing
 import replay
@@ -57,6 +58,7 @@ from rich.table import Table
 BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "wire": wire.run,
     "packing": packing.run,
+    "paths": paths.run,
     "starts": starts.run,
     "idle": idle.run,
     "inference": inference.run,
