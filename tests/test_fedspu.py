@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
@@ -111,7 +111,7 @@ def make(folder: Path, method: str = "fedspu", options: str = "", **sections: st
 
 def own_model(folder: Path, device: str) -> Tree:
     """Return what lies on a device's disk."""
-    return device_state.read(folder / device / "state" / RUN)[0].tree
+    return read_state(folder / device / "state" / RUN)[0].tree
 
 
 def require_close(here: Site, tree: Tree, records) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, UpdateAccepted
 from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
@@ -53,7 +53,7 @@ def test_a_killed_agent_keeps_its_personal_model(site, victim):
     _, replayed = site.replayed(victim, site.plan(victim))
     assert _told(records) == _told(replayed)
     run = next(one.run for one in records if isinstance(one, RunOpened))
-    state, _ = device_state.read(site.fleet.folder / victim / "state" / run)
+    state, _ = read_state(site.fleet.folder / victim / "state" / run)
     assert len(state.tree) == 4
     assert "stopping_loss" in state.facts
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened
 from edge_server.plan.sections import Chosen
@@ -90,7 +90,7 @@ def test_a_device_serves_its_own_model_after_training_and_after_a_restart(site: 
 def _own_outputs(site: Personal, path: Any, inputs: np.ndarray) -> np.ndarray:
     plan = site.plan("again")
     model = build_initial(plan.model, plan.seed)
-    state, _ = device_state.read(path)
+    state, _ = read_state(path)
     own = personal_model(model, state, {}, Assignment(seed=1, hyper=Hyper()))
     with torch.no_grad():
         outputs = torch.func.functional_call(model.layers.eval(), own, (torch.from_numpy(inputs),))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from device_agent.trainer.workspace import Workspace
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
@@ -69,7 +69,7 @@ def alone(plan: Plan) -> tuple[Tree, dict[str, Tree]]:
 
 def own_part(folder: Path, device: str) -> Tree:
     """Return what lies on a device's disk."""
-    return device_state.read(folder / device / "state" / RUN)[0].tree
+    return read_state(folder / device / "state" / RUN)[0].tree
 
 
 def require_same(here: Site, tree: Tree) -> None:

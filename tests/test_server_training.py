@@ -17,9 +17,10 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.data import load as data
 from shared.errors import ConfigError
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.models.evaluate import score
 from shared.protocol.messages import derive_seed
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import write_examples

@@ -14,8 +14,8 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -262,13 +262,24 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(mode) and mode & 0o777 == PRIVATE
 
 
-def open_payload(draft: Path) -> BinaryIO:
-    """Open a draft's payload, which may be that of an acknowledged update; the caller truncates it at the end."""
-    return _open_to_overwrite(draft / PAYLOAD)
+def write_payload(draft: Path, parts: Iterable[memoryview]) -> int:
+    """Write a draft's payload over that of an acknowledged update, if there is one; return its size.
+
+    Raises:
+        Unwritable: The disk is full or read-only.
+    """
+    with _overwrite(draft / PAYLOAD) as file:
+        for part in parts:
+            file.write(part)
+        return file.tell()
 
 
-def _open_to_overwrite(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+@contextmanager
+def _overwrite(path: Path) -> Iterator[BinaryIO]:
+    """Open a file whose old content the block overwrites."""
+    with explain_disk_errors(path), os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        yield file
+        file.truncate()
 
 
 def write(draft: Path, update: Update) -> None:
@@ -278,12 +289,11 @@ def write(draft: Path, update: Update) -> None:
         Unwritable: The disk is full or read-only.
     """
     message = wire.encode(update)
+    with _overwrite(draft / UPDATE) as file:
+        file.write(message + payload.digest([memoryview(message)]))
     with explain_disk_errors(draft):
         names = {path.name for path in draft.iterdir()}
-        with _open_to_overwrite(draft / UPDATE) as file:
-            file.write(message + payload.digest([memoryview(message)]))
-            file.truncate()
-        for name in names | {UPDATE}:
+        for name in names:
             sync(draft / name)
         if names != {UPDATE, PAYLOAD}:  # the names of an acknowledged entry are on the disk already
             sync(draft)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -91,6 +92,10 @@ class Board:
             device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
         )
 
+    @cached_property
+    def _cycles(self) -> CycleCounter:
+        return CycleCounter(self.root, self.profile)
+
     def meter(self, idle_w: float | None) -> ProcessMeter:
         """Return a meter for this process's tasks.
 
@@ -99,7 +104,7 @@ class Board:
         """
         return ProcessMeter(
             clock=self.clock,
-            cycles=CycleCounter(self.root, self.profile),
+            cycles=self._cycles,
             power=self.power,
             idle_w=idle_w,
             emulated=self.measuring.board.emulated,

@@ -6,17 +6,19 @@ memory count too: right for energy, not for operations.
 
 from __future__ import annotations
 
+import math
 import resource
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from device_agent.hardware.files import read_text
-from device_agent.probes import cpufreq, cputime
 from device_agent.probes.clocks import POLICY_FOLDER, UNCERTAINTY, WORST_LAST, CpuClock, correct_hertz, read_clocks
+from device_agent.probes.cpufreq import read_time_in_state
+from device_agent.probes.cputime import ALL_CPUS, SOURCE, CpuSeconds, parse_stat
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Provenance
@@ -47,7 +49,7 @@ class ClockSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     clocks: tuple[CpuClock, ...]
     states: dict[str, dict[float, float]] = {}
-    cpus: dict[str, cputime.CpuSeconds] = {}
+    cpus: dict[str, CpuSeconds] = {}
 
 
 def read_cpu_seconds() -> float:
@@ -77,17 +79,43 @@ def compute_mean_hertz(before: ClockSnapshot, after: ClockSnapshot, cpu: Cpu) ->
     Args:
         cpu: CPU table of the profile, whose correction applies.
     """
-    busy = cputime.count_busy_seconds(before.cpus, after.cpus)
+    busy = count_busy_seconds(before.cpus, after.cpus)
     weights = [sum(busy.get(number, 0.0) for number in clock.cpus) for clock in after.clocks]
     if not any(weights):
         weights = [float(max(1, len(clock.cpus))) for clock in after.clocks]
     earlier = {clock.name: clock.hertz for clock in before.clocks}
     each = []
     for clock in after.clocks:
-        times = cpufreq.subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
+        times = subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
         each.append(_mean_corrected(times, cpu) if times else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
+
+
+def count_busy_seconds(before: Mapping[str, CpuSeconds], after: Mapping[str, CpuSeconds]) -> dict[int, float]:
+    """Return busy seconds by CPU number, for CPUs in both samples; 0 if a counter went backwards."""
+    return {
+        int(name.removeprefix(ALL_CPUS)): max(0.0, after[name].busy - before[name].busy)
+        for name in after.keys() & before.keys()
+        if name != ALL_CPUS
+    }
+
+
+def subtract_times(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
+    """Return the seconds at each clock between two counts; None if no time was counted, or the counter was reset."""
+    seconds_by_hertz = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
+    if (
+        before.keys() - after.keys()
+        or min(seconds_by_hertz.values(), default=-1.0) < 0
+        or not any(seconds_by_hertz.values())
+    ):
+        return None
+    return seconds_by_hertz
+
+
+def mean_hertz(seconds_by_hertz: Mapping[float, float]) -> float:
+    """Return the time-weighted mean clock."""
+    return sum(hertz * seconds for hertz, seconds in seconds_by_hertz.items()) / sum(seconds_by_hertz.values())
 
 
 class CycleCounter:
@@ -112,10 +140,26 @@ class CycleCounter:
     def start(self) -> None:
         """Start a block."""
         with self._lock:
-            self._cycles, self._next = 0.0, 0.0
+            self._cycles, self._next = 0.0, -math.inf
             self._last = self._provenance = None
             self._started = self._counted = self._cpu_seconds()
-            self._read()
+        self.tick()
+
+    @contextmanager
+    def ticking(self, period_s: float) -> Iterator[None]:
+        """Start a block, and read the clocks periodically in a thread until its end."""
+        ended = threading.Event()
+
+        def tick_until_end() -> None:
+            while not ended.wait(period_s):
+                self.tick()
+
+        self.start()
+        threading.Thread(target=tick_until_end, name="cycles", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def tick(self) -> None:
         """Read the clocks if the last reading is old enough."""
@@ -167,7 +211,7 @@ def choose_worse(current: Provenance | None, other: Provenance) -> Provenance:
 
 
 def _mean_corrected(times: Mapping[float, float], cpu: Cpu) -> float:
-    return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in times.items()})
+    return mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in times.items()})
 
 
 def _read_states(root: Path, clocks: tuple[CpuClock, ...], cpu: Cpu) -> dict[str, dict[float, float]]:
@@ -176,12 +220,12 @@ def _read_states(root: Path, clocks: tuple[CpuClock, ...], cpu: Cpu) -> dict[str
     for clock in clocks:
         if clock.name.startswith("policy") and "firmware" not in cpu.sources:
             with suppress(NoData):
-                states[clock.name] = cpufreq.read_time_in_state(root / POLICY_FOLDER / clock.name)
+                states[clock.name] = read_time_in_state(root / POLICY_FOLDER / clock.name)
     return states
 
 
-def _read_cpus(root: Path) -> dict[str, cputime.CpuSeconds]:
+def _read_cpus(root: Path) -> dict[str, CpuSeconds]:
     try:
-        return cputime.parse_stat(read_text(root / cputime.SOURCE))
+        return parse_stat(read_text(root / SOURCE))
     except NoData:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -109,7 +108,8 @@ class ProcessMeter:
     def task(self) -> Iterator[BlockCost]:
         """Measure the block."""
         cost = _MeasuredBlock(idle_w=self.idle_w, clock=self.clock)
-        with self.power.busy() if self.power else nullcontext(), _tick_clocks(self.cycles):
+        ticking = self.cycles.ticking(TICK_S) if self.cycles else nullcontext()
+        with self.power.busy() if self.power else nullcontext(), ticking:
             if self.power:
                 self.power.mark()
             start, cpu = self.clock(), self.cpu_clock()
@@ -124,7 +124,9 @@ class ProcessMeter:
                     cost.compute_s -= cost.exchange_s
                     cost.provenance["exchange_s"] = WALL_CLOCK
                 if self.cycles:
-                    _add_cycles(cost, self.cycles)
+                    total = self.cycles.stop()
+                    cost.cycles, cost.mean_hertz = total.cycles, total.mean_hertz
+                    cost.provenance |= {"cycles": total.provenance} if total.provenance else {}
                 if self.emulated:
                     _add_emulated_joules(cost, self.emulated)
                 if self.power:
@@ -132,34 +134,6 @@ class ProcessMeter:
                     _add_joules(cost, self.power, start, stop)
                     if cost.waits:
                         _split_waits(cost, self.power)
-
-
-@contextmanager
-def _tick_clocks(cycles: CycleCounter | None) -> Iterator[None]:
-    """Let the counter read the clocks periodically during the block."""
-    if cycles is None:
-        yield
-        return
-    ended = threading.Event()
-
-    def tick() -> None:
-        while not ended.wait(TICK_S):
-            cycles.tick()
-
-    ticker = threading.Thread(target=tick, name="cycles", daemon=True)
-    cycles.start()
-    ticker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _add_cycles(cost: BlockCost, cycles: CycleCounter) -> None:
-    total = cycles.stop()
-    cost.cycles, cost.mean_hertz = total.cycles, total.mean_hertz
-    if total.provenance:
-        cost.provenance["cycles"] = total.provenance
 
 
 def _add_joules(cost: BlockCost, power: PowerLog, start: float, stop: float) -> None:

@@ -49,12 +49,13 @@ class ClockAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks from one source, and the missing figures with their causes.
 
     Attributes:
+        absent: Errors by the name of the figure.
         part: Why an existing clock could not be read; None if all were. No mean is computed from a part.
         covered: Text such as "4 of 6 CPUs" if some online CPUs have no clock; else empty.
     """
 
     clocks: tuple[CpuClock, ...]
-    absent: dict[str, Absent] = {}
+    absent: dict[str, NoData] = {}
     part: Absent | None = None
     covered: str = ""
 
@@ -74,16 +75,16 @@ def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
             refusals[f"cpu.{source}_hertz"] = error
             continue
         if answer.part is None:
-            return msgspec.structs.replace(answer, absent=_describe_absences(refusals) | answer.absent)
+            return msgspec.structs.replace(answer, absent=refusals | answer.absent)
         partial = partial or answer
     if partial is not None:
-        return msgspec.structs.replace(partial, absent=_describe_absences(refusals) | partial.absent)
+        return msgspec.structs.replace(partial, absent=refusals | partial.absent)
     if not cpu.nominal_hertz:
         lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
         causes = "; ".join(str(error) for error in refusals.values())
         raise NoData(causes or "the profile names no clock", lack=lacks[0] if lacks else "not_present")
     nominal = CpuClock(name="nominal", hertz=cpu.nominal_hertz, source="profile", quality="modelled")
-    return ClockAnswer(clocks=(nominal,), absent=_describe_absences(refusals))
+    return ClockAnswer(clocks=(nominal,), absent=refusals)
 
 
 def read_source(source: str, root: Path, cpu: Cpu) -> ClockAnswer:
@@ -107,22 +108,22 @@ def read_firmware(root: Path, cpu: Cpu) -> ClockAnswer:
 def read_policies(root: Path, cpu: Cpu) -> ClockAnswer:
     """Read the clock of every cpufreq policy; raises NoData if none can be read."""
     clocks: list[CpuClock] = []
-    missing: dict[str, Absent] = {}
+    missing: dict[str, NoData] = {}
     part: Absent | None = None
-    refusal = NoData(f"{root / POLICY_FOLDER}: no policy")
+    refusal: NoData | None = None
     for policy in find_policies(root):
         try:
             cpus = read_text(policy / "affected_cpus")
             if not cpus:
                 refusal = NoData(f"{policy}: all its CPUs are offline", lack="busy")
-                missing[f"cpu.{policy.name}_hertz"] = describe_absence(refusal)
+                missing[f"cpu.{policy.name}_hertz"] = refusal
                 continue
             clocks.append(_read_policy(policy, parse_cpu_list(cpus), cpu))
         except NoData as error:
-            refusal = error
-            part = missing[f"cpu.{policy.name}_hertz"] = describe_absence(error)
+            refusal = missing[f"cpu.{policy.name}_hertz"] = error
+            part = describe_absence(error)
     if not clocks:
-        raise refusal
+        raise refusal or NoData(f"{root / POLICY_FOLDER}: no policy")
     uncovered, coverage = _compare_online(root, clocks)
     return ClockAnswer(clocks=tuple(clocks), absent=missing, part=part or uncovered, covered=coverage)
 
@@ -232,7 +233,3 @@ def _read_policy(policy: Path, cpus: tuple[int, ...], cpu: Cpu) -> CpuClock:
         source=f"cpufreq {name}",
         quality="modelled" if announced else quality,
     )
-
-
-def _describe_absences(refusals: Mapping[str, NoData]) -> dict[str, Absent]:
-    return {name: describe_absence(error) for name, error in refusals.items()}

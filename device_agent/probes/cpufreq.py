@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.hardware.files import read_text
@@ -47,7 +47,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     try:
         answer = read_clocks(root, profile.cpu)
         readings |= make_readings(answer.clocks, [folder.name for folder in folders], at)
-        missing |= answer.absent
+        missing |= {name: describe_absence(error) for name, error in answer.absent.items()}
         if answer.part:
             missing[MEAN_HERTZ] = answer.part
         else:
@@ -133,20 +133,3 @@ def read_time_in_state(policy: Path) -> dict[float, float]:
     A mean clock can be computed from two of these without sampling in between.
     """
     return parse_time_in_state(read_text(policy / "stats" / "time_in_state"))
-
-
-def subtract_times(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
-    """Return the seconds at each clock between two counts; None if no time was counted, or the counter was reset."""
-    seconds_by_hertz = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
-    if (
-        before.keys() - after.keys()
-        or min(seconds_by_hertz.values(), default=-1.0) < 0
-        or not any(seconds_by_hertz.values())
-    ):
-        return None
-    return seconds_by_hertz
-
-
-def mean_hertz(seconds_by_hertz: Mapping[float, float]) -> float:
-    """Return the time-weighted mean clock."""
-    return sum(hertz * seconds for hertz, seconds in seconds_by_hertz.items()) / sum(seconds_by_hertz.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,15 +46,6 @@ def parse_stat(stat: str, ticks_per_s: float = TICKS_PER_S) -> dict[str, CpuSeco
         total = sum(ticks[:STEAL_FIELD])
         cpus[name] = CpuSeconds(busy=(total - idle) / ticks_per_s, total=total / ticks_per_s)
     return cpus
-
-
-def count_busy_seconds(before: Mapping[str, CpuSeconds], after: Mapping[str, CpuSeconds]) -> dict[int, float]:
-    """Return busy seconds by CPU number, for CPUs in both samples; 0 if a counter went backwards."""
-    return {
-        int(name.removeprefix(ALL_CPUS)): max(0.0, after[name].busy - before[name].busy)
-        for name in after.keys() & before.keys()
-        if name != ALL_CPUS
-    }
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer.held_out_score import HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from shared.data.assigned import with_assignment
 from shared.data.fingerprint import Fingerprint, fingerprint
@@ -28,7 +27,7 @@ from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, Superseded, WireError
 from shared.objectives.array_losses import loss_sum
 from shared.objectives.base import Objective, build_objective
-from shared.objectives.metric_sums import MetricSums
+from shared.objectives.metric_sums import HeldOutScore, MetricSums, build_score
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol import payload as payloads
 from shared.protocol.evaluation_graph import EvaluationGraph

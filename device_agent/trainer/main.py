@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, BinaryIO
@@ -236,11 +236,15 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: str = "cpu
         workspace = _prepare_workspace(threads, device, limit)
     exchange = PipeExchange(reader, out)
 
+    @lru_cache(maxsize=1)
+    def tune(*, frees_memory: bool) -> None:
+        malloc.tune(*(malloc.LARGE_BYTES, malloc.RETAINED_BYTES) if frees_memory else malloc.STEPS)
+
     def do(job: Job, meter: ProcessMeter) -> Update:
-        share_memory(workspace().device, limit, memory.resident_bytes())
+        if workspace().device.type == "cuda":
+            share_memory(workspace().device, limit, memory.resident_bytes())
         training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set, exchange)
-        frees = training.algorithm.resources.frees_memory
-        malloc.tune(*(malloc.LARGE_BYTES, malloc.RETAINED_BYTES) if frees else malloc.STEPS)
+        tune(frees_memory=training.algorithm.resources.frees_memory)
         return perform_task(training)
 
     _do_jobs(reader, out, do, is_broken)

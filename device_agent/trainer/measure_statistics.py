@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
-from device_agent.trainer.draft import build_update, write_payload
-from device_agent.trainer.held_out_score import HeldOutScore
 from device_agent.trainer.task import TrainingTask
+from device_agent.trainer.task_files import build_codec, build_update, write_payload
 from shared.algorithms.base import Result
-from shared.codecs import CODECS
 from shared.data.moments import sum_moments
-from shared.models.build import seed_torch
 from shared.models.running_statistics import measure_several, statistic_names
+from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol.messages import STATISTICS_BATCHES, Update
-from shared.registry import build
+from shared.tensors.generators import seed_torch
 from shared.tensors.placement import CPU
 from shared.tensors.tree import Tree
 
@@ -29,7 +27,7 @@ def measure_statistics(task: TrainingTask) -> Update:
         tree, metrics = with_statistics(task, task.read_parameters())
         statistics = {name: tree[name].to(CPU) for name in statistic_names(task.model.layers)}
         result = Result(statistics, 1.0, 0, metrics=metrics)
-        transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
+        transfer = write_payload(job, build_codec(job.task.codec).encode(result.tree, None)[0])
     return build_update(job, usage, result=result, transfer=transfer, trained_on=task.trained_on)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from device_agent.trainer.draft import build_update, write_personal_model
-from device_agent.trainer.held_out_score import HeldOutScore
+from pathlib import Path
+
 from device_agent.trainer.measure_statistics import with_statistics
 from device_agent.trainer.task import TrainingTask
+from device_agent.trainer.task_files import build_update, read_state, write_personal_model
 from device_agent.trainer.train import run_training
-from shared.models.build import seed_torch
+from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol.messages import Update
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State, Tree
 
 
@@ -21,7 +23,9 @@ def train_personal(task: TrainingTask) -> Update:
         if job.task.train:
             state, result, transfer = run_training(task, start)
         if job.task.evaluate or job.keeps_own:
-            held_out = _use_personal_model(task, task.read_state()[0] if state is None else state, start)
+            if state is None:
+                state, _ = read_state(Path(job.state), task.workspace.device)
+            held_out = _use_personal_model(task, state, start)
     return build_update(job, usage, held_out, result=result, transfer=transfer, trained_on=task.trained_on)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -90,8 +90,9 @@ def perform(
 
 def perform_task(task: TrainingTask) -> Update:
     """Return the update of a task, with its other files in the draft; raises as `perform`."""
-    threads, request = task.workspace.threads, task.job.task
-    with explain_exhausted_memory(task.workspace.device, task.workspace.release), _explain_single_example():
+    threads, request, device = task.workspace.threads, task.job.task, task.workspace.device
+    on_gpu = explain_exhausted_memory(device, task.workspace.release) if device != CPU else nullcontext()
+    with on_gpu, _explain_single_example():
         if threads and (request.train or request.measure_s):
             _choose_threads(task, threads)
         update = PERFORM[kind_of(task)](task)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 from time import perf_counter
 
 import msgspec
 import torch
 
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer.draft import build_update, move_result_to_cpu, write_result
-from device_agent.trainer.held_out_score import HeldOutScore
-from device_agent.trainer.task import ALONE, TrainingTask
+from device_agent.trainer.task import ALONE, TrainingTask, session_needed
+from device_agent.trainer.task_files import build_codec, build_update, read_state, write_result
 from shared.algorithms.base import Outcome, Session
-from shared.codecs import CODECS
 from shared.codecs.base import decode_bounded
 from shared.errors import TaskFailed
-from shared.models.build import seed_torch
+from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol import payload as payloads
 from shared.protocol.messages import MISSED_STEPS, Missed, Task, Update, derive_seed
-from shared.registry import build
+from shared.tensors.generators import seed_torch
 from shared.tensors.placement import CPU, to_device
 from shared.tensors.tree import Tree
 
@@ -46,7 +45,7 @@ class SplitTraining:
 
     def __init__(self, session: Session, task: Task, usage: BlockCost, device: torch.device = CPU) -> None:
         self._session, self._task, self._usage, self._device = session, task, usage, device
-        self._codec = build(CODECS, task.cut_codec, "codec")
+        self._codec = build_codec(task.cut_codec)
         self.step = 1
         self.up: list[memoryview] | None = None
         self.outcome: Outcome | None = None
@@ -95,7 +94,7 @@ def train_split(task: TrainingTask) -> Update:
     """
     exchange, threads = task.exchange, task.workspace.threads
     if exchange is None:
-        raise TaskFailed(f"algorithm {task.job.task.algorithm.name!r} trains in a split session: {ALONE}")
+        raise session_needed(task.job.task)
     with open_session(task) as training:
         while training.up is not None:
             with training.time_exchange():
@@ -116,7 +115,7 @@ def open_session(work: TrainingTask) -> Iterator[SplitTraining]:
     if task.evaluate or task.measure_s or not task.train:
         raise TaskFailed(f"algorithm {task.algorithm.name!r} does not evaluate or time steps in a session: {ALONE}")
     with work.measure() as usage:
-        state, memory = work.read_state()
+        state, memory = read_state(Path(job.state), work.workspace.device)
         start = work.read_parameters()
         session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
         del start  # owned by the session now
@@ -132,7 +131,7 @@ def open_session(work: TrainingTask) -> Iterator[SplitTraining]:
         with closing(begun) as training:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
-        state, result = training.outcome[0], move_result_to_cpu(training.outcome[1])
+        state, result = training.outcome
         with seed_torch(task.assignment.seed):
             transfer = write_result(job, state, memory, result)
     missed = HeldOutScore({MISSED_STEPS: float(training.missed)})

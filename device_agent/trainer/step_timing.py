@@ -12,19 +12,20 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer.draft import build_update
 from device_agent.trainer.measure_statistics import sum_inputs
-from device_agent.trainer.task import TrainingTask, require_whole
+from device_agent.trainer.task import TrainingTask, session_needed
+from device_agent.trainer.task_files import build_update, read_state
 from shared.algorithms.base import Batch, Batches
 from shared.errors import TaskFailed
-from shared.models.build import seed_torch
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Update
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Tree
 
 WARM_STEPS = 1
@@ -75,12 +76,17 @@ def measure_step(task: TrainingTask) -> Update:
 
 def _time_algorithm(task: TrainingTask, start: Tree) -> StepCost:
     algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
-    state, _ = task.read_state()
+    state, _ = read_state(Path(task.job.state), task.workspace.device)
     batches = task.batches(epochs=1)  # repeated as often as needed
     batch_size = min(assignment.hyper.batch_size, len(batches.examples))
     local = algorithm.resources.timed_step or algorithm.local
+
+    def train(subset: Batches) -> None:
+        if not isinstance(local(model, state, start, subset, assignment), tuple):
+            raise session_needed(task.job.task)
+
     return time_steps(
-        lambda subset: require_whole(local(model, state, start, subset, assignment), task.job.task),
+        train,
         batches,
         task.measure,
         seconds=task.job.task.measure_s,

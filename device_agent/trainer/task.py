@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -14,33 +14,30 @@ import msgspec
 import torch
 
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer import device_state
+from device_agent.trainer import task_files
 from device_agent.trainer.evaluation import GraphTask, HeldOut
-from device_agent.trainer.held_out_score import HeldOutScore, build_score
 from device_agent.trainer.interface import Job
 from device_agent.trainer.workspace import NO_EXAMPLES, TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Outcome, Result, Session
+from shared.algorithms.base import Algorithm, Result
 from shared.codecs import CODECS
-from shared.codecs.base import Memory, decode_bounded
 from shared.data.assigned import with_assignment
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.evaluate import score
+from shared.objectives.classification import CLASSIFICATION
 from shared.objectives.loss_table import LOSSES
+from shared.objectives.metric_sums import HeldOutScore, build_score
 from shared.objectives.metric_table import METRICS
 from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.plugins import require_same
-from shared.protocol import payload as payloads
 from shared.protocol.messages import Missed, Spec, Task
-from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.registry import build
 from shared.tensors.mixed_precision import computes_in
-from shared.tensors.placement import describe, state_to_device, synchronize, to_device
-from shared.tensors.tree import State, Tree, check_like
-from shared.transfer import to_file
+from shared.tensors.placement import describe, synchronize, to_device
+from shared.tensors.tree import Tree
 
 log = logging.getLogger("trainer")
 
@@ -90,8 +87,11 @@ class TrainingTask:
         Raises:
             ConfigError: A plugin is of another version here, or it is missing.
         """
-        require_same(self.job.task.plugins, (ALGORITHMS, CODECS, LOSSES, METRICS, MODELS), self.job.task.device)
-        return build(ALGORITHMS, self.job.task.algorithm, "algorithm")
+        task = self.job.task
+        if not task.plugins:
+            return _build_algorithm(msgspec.json.encode(task.algorithm))
+        require_same(task.plugins, (ALGORITHMS, CODECS, LOSSES, METRICS, MODELS), task.device)
+        return build(ALGORITHMS, task.algorithm, "algorithm")
 
     @cached_property
     def model(self) -> Model:
@@ -105,12 +105,15 @@ class TrainingTask:
         example = built.example
         if not example and task.train and not algorithm.program:
             example = tuple(workspace.data(self.data)[0].inputs.shape[1:])
+        if built.example == example and built.objective is self.objective:
+            return built
         return replace(built, objective=self.objective, example=example)
 
     @cached_property
     def objective(self) -> TrainingObjective:
         """The task's loss and metrics."""
-        return build_training_objective(self.job.task.objective or CLASSIFICATION_SPEC)
+        spec = self.job.task.objective
+        return build_training_objective(spec) if spec else CLASSIFICATION
 
     def batches(self, *, epochs: int | None = None) -> TaskBatches:
         """Return the device's mini-batches, for `epochs` epochs instead of the task's if given; none for a program."""
@@ -166,18 +169,13 @@ class TrainingTask:
 
         return GraphTask(self.job, read, self.measure_block, self.is_superseded, torch.get_num_threads())
 
-    def read_state(self) -> tuple[State, Memory]:
-        """Return the algorithm's state, on the computing device, and the codec's memory; raises as `device_state`."""
-        state, memory = device_state.read(Path(self.job.state))
-        return state_to_device(state, self.workspace.device), memory
-
-    @property
+    @cached_property
     def trained_on(self) -> str:
         """Description of the computing device, for the update; a task in 16 bits names their type too."""
         device, precision = describe(self.workspace.device), self.job.task.assignment.hyper.step.precision
         return device if self.precision_bits != REDUCED_BITS else f"{device} {precision}"
 
-    @property
+    @cached_property
     def precision_bits(self) -> int | None:
         """Bits of a training step, if the plan asks for fewer than 32; 32 where the device cannot compute in fewer."""
         precision = self.job.task.assignment.hyper.step.precision
@@ -190,7 +188,8 @@ class TrainingTask:
         """Measure a block including its pending GPU work."""
         with self.measure_block() as usage:
             yield usage
-            synchronize(self.workspace.device)
+            if self.workspace.device.type == "cuda":
+                synchronize(self.workspace.device)
 
     def read_parameters(self) -> Tree:
         """Return the task's parameters as views of their file, validated before a network is built.
@@ -198,18 +197,18 @@ class TrainingTask:
         Raises:
             FieldFleetError: The parameters cannot be used.
         """
-        job, device = self.job, self.workspace.device
-        like = self.workspace.skeleton(job.task.model, job.task.adaptation).tree()
-        base = _read_like(Path(job.base), like) if job.base else {}
-        if self.algorithm.check_update:
-            received = payloads.unpack(to_file.view(Path(job.params)))
-            tree = decode_bounded(build(CODECS, Spec(name=received.codec), "codec"), received).tree
-            check_like(tree, tree)
-            return to_device({**base, **tree}, device)
-        tree = {**base, **_read_like(Path(job.params), like)}
-        if not self.algorithm.split and (missing := sorted(like.keys() - tree.keys())):
+        job, algorithm = self.job, self.algorithm
+        like = self.outline
+        tree = task_files.read_parameters(Path(job.base), like) if job.base else {}
+        tree |= task_files.read_parameters(Path(job.params), None if algorithm.check_update else like)
+        if not algorithm.check_update and not algorithm.split and (missing := sorted(like.keys() - tree.keys())):
             raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
-        return to_device(tree, device)
+        return to_device(tree, self.workspace.device)
+
+    @property
+    def outline(self) -> Tree:
+        """Leaves of the network, without storage."""
+        return self.workspace.outline(self.job.task.model, self.job.task.adaptation)
 
     def read_fitting_parameters(self) -> Tree:
         """Return the task's parameters once the examples are known to fit the network."""
@@ -220,11 +219,12 @@ class TrainingTask:
 
     def require_fit(self) -> None:
         """Refuse examples that do not fit the network; raises as `Workspace.require_fit`."""
+        objective, data = self.objective, self.evaluation_data or self.data
         self.workspace.require_fit(
             self.job.task.model,
-            self.evaluation_data or self.data,
+            data,
             split=bool(self.algorithm.split),
-            objective=self.objective,
+            objective=objective,
             adaptation=self.job.task.adaptation,
         )
 
@@ -233,14 +233,18 @@ class TrainingTask:
         if program := self.algorithm.program:
             if not self.job.task.evaluate:
                 return HeldOutScore()
-            return HeldOutScore(program.evaluate(self.model, self.read_state()[0], tree, self.job.task.assignment))
+            state, _ = task_files.read_state(Path(self.job.state), self.workspace.device)
+            return HeldOutScore(program.evaluate(self.model, state, tree, self.job.task.assignment))
         data = self.evaluation_data
-        if data is None or not len(held_out := self.workspace.data(data)[1]):
+        if data is None:
             return HeldOutScore()
-        leaves = {name: tree[name] for name in self.model.tree() if name in tree}  # a personal model may lack counters
-        scored = score(self.model.layers.eval(), leaves, held_out, self.objective)
+        leaves = {name: tree[name] for name in self.outline if name in tree}  # a personal model may lack counters
+        layers, held_out = self.model.layers, self.workspace.data(data)[1]
+        if not (examples := len(held_out.labels)):
+            return HeldOutScore()
+        scored = score(layers.eval(), leaves, held_out, self.objective)
         return build_score(
-            examples=len(held_out),
+            examples=examples,
             loss=scored.loss if scored.counted else None,
             accuracy=scored.accuracy,
             metrics=scored.metrics,
@@ -248,18 +252,12 @@ class TrainingTask:
         )
 
 
-def _read_like(path: Path, like: Tree) -> Tree:
-    """Return the leaves of a payload, as views of its file, once they are known to be some of `like`."""
-    received = payloads.unpack(to_file.view(path))
-    codec = build(CODECS, Spec(name=received.codec), "codec")
-    check_like(codec.outline(received), like)
-    tree = codec.decode(received).tree
-    check_like(tree, like)
-    return tree
+@lru_cache(maxsize=4)
+def _build_algorithm(encoded: bytes) -> Algorithm:
+    """Build an algorithm of this package: a record of functions without state, so that tasks may share it."""
+    return build(ALGORITHMS, msgspec.json.decode(encoded, type=Spec), "algorithm")
 
 
-def require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
-    """Refuse a split session, which needs the server at every step."""
-    if not isinstance(outcome, tuple):
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")
-    return outcome
+def session_needed(task: Task) -> TaskFailed:
+    """Return the error of a task that needs the server at every step."""
+    return TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")

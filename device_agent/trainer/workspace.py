@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from device_agent.exchange.state_files import remember_notice
 from device_agent.trainer.threads import ThreadTuner
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
-from shared.data.fingerprint import Fingerprint, fingerprint
+from shared.data.fingerprint import fingerprint
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded
@@ -27,7 +27,7 @@ from shared.models.base import Model
 from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
 from shared.models.evaluate import output_shape
-from shared.models.leaves import read_constants, reset_constants
+from shared.models.leaves import read_constants, read_leaves, reset_constants
 from shared.objectives.classification import CLASSIFICATION
 from shared.objectives.fit import require_fit
 from shared.objectives.training import TrainingObjective
@@ -39,11 +39,13 @@ from shared.tensors.tree import Tree
 
 log = logging.getLogger("trainer")
 
+T = TypeVar("T")
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """Examples for training, evaluation and validation."""
 
 NO_EXAMPLES = Examples(torch.empty(0), torch.empty(0, dtype=torch.int64))
 """Stands for the examples that a user's program reads itself."""
+SUPERSEDED = "a newer task has arrived"
 
 
 @dataclass
@@ -52,23 +54,25 @@ class Workspace:
 
     Attributes:
         read: Loads a device's examples.
-        constants: Buffers of the last network outside its state dict, which every task begins with.
         noted: Warnings already given; in a replay, of all its devices.
         device: Device of networks, states and batches during a task; files and examples stay on the CPU.
         threads: Chooses the number of torch threads; None if it is configured.
+        latest: The last object of each kind, such as `network`, with its key.
     """
 
     read: Callable[[Data], Examples] = load
     device: torch.device = CPU
     threads: ThreadTuner | None = None
-    examples: dict[tuple[bytes, Fingerprint | None], Parts] = field(default_factory=dict)
-    models: dict[bytes, Model] = field(default_factory=dict)
-    constants: Tree = field(default_factory=dict)
-    skeletons: dict[bytes, Model] = field(default_factory=dict)
-    counted: dict[bytes, int] = field(default_factory=dict)
-    outputs: dict[tuple[bytes, torch.Size, torch.dtype], torch.Size] = field(default_factory=dict)
-    fitting: set[bytes] = field(default_factory=set)
     noted: set[str] = field(default_factory=set)
+    latest: dict[str, tuple[object, Any]] = field(default_factory=dict)
+
+    def _build_once(self, kind: str, key: object, build: Callable[[], T]) -> T:
+        """Return the last object of a kind if it has this key, else build it; it replaces the last one."""
+        if kind not in self.latest or self.latest[kind][0] != key:
+            self.latest.pop(kind, None)  # it may be large
+            self.latest[kind] = key, build()
+        value: T = self.latest[kind][1]
+        return value
 
     def data(self, spec: Data) -> Parts:
         """Return the device's examples for training, evaluation and validation; cached until growing files change.
@@ -76,16 +80,16 @@ class Workspace:
         Raises:
             ConfigError: The examples cannot be used, or their path no longer exists.
         """
-        key = msgspec.msgpack.encode(spec), fingerprint(spec)
         if spec.path and not Path(spec.path).exists():
-            self.examples.clear()
+            for kind in ("examples", "fitting"):
+                self.latest.pop(kind, None)
             raise ConfigError(f"{spec.path} does not exist; restore the examples or correct data.path")
-        if key not in self.examples:
-            remaining, evaluation = split_holdout(self.read(spec), spec.holdout, seed=0)
-            train, validation = split_holdout(remaining, spec.validation, seed=1)
-            self.examples = {key: (train, evaluation, validation)}
-            self.fitting.clear()
-        return self.examples[key]
+        return self._build_once("examples", _key_of(spec), lambda: self._read_parts(spec))
+
+    def _read_parts(self, spec: Data) -> Parts:
+        remaining, evaluation = split_holdout(self.read(spec), spec.holdout, seed=0)
+        train, validation = split_holdout(remaining, spec.validation, seed=1)
+        return train, evaluation, validation
 
     def warn_once(self, states: Path, what: str) -> None:
         """Log a warning once per device, even across restarts of its trainer.
@@ -124,34 +128,44 @@ class Workspace:
         EPYC.
         """
         key = msgspec.msgpack.encode((spec, adaptation))
-        if key in self.models:
-            reset_constants(self.models[key].layers, self.constants)
-        else:
-            self.models.clear()
-            self._require_room(spec)
-            model = build_zeroed(spec)
-            model = adapt(model, adaptation) if adaptation else model
-            if spec.name in MODELS:  # a custom network may call `view`, which needs the default format
-                model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
-            model.layers.to(self.device)
-            self.models, self.constants = {key: model}, read_constants(model.layers)
-        return self.models[key]
+        model, constants = self._build_once("network", key, lambda: self._build_network(spec, adaptation))
+        if constants:
+            reset_constants(model.layers, constants)
+        return model
+
+    def _build_network(self, spec: Spec, adaptation: NetworkAdaptation | None) -> tuple[Model, Tree]:
+        """Build a network; return it with its buffers outside the state dict, which every task begins with."""
+        self._require_room(spec)
+        model = build_zeroed(spec)
+        model = adapt(model, adaptation) if adaptation else model
+        if spec.name in MODELS:  # a custom network may call `view`, which needs the default format
+            model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
+        model.layers.to(self.device)
+        return model, read_constants(model.layers)
 
     def release(self) -> None:
         """Drop the cached network, for example after an interrupted training."""
-        self.models.clear()
+        self.latest.pop("network", None)
 
     def skeleton(self, spec: Spec, adaptation: NetworkAdaptation | None = None) -> Model:
-        """Return the cached network without storage, for shapes, and for split training, which allocates its own."""
-        key = msgspec.msgpack.encode((spec, adaptation))
-        if key not in self.skeletons:
+        """Return the cached network without storage, for split training, which allocates its own."""
+        return self._skeleton(spec, adaptation)[0]
+
+    def outline(self, spec: Spec, adaptation: NetworkAdaptation | None = None) -> Tree:
+        """Return the cached leaves of a network, without storage."""
+        return self._skeleton(spec, adaptation)[1]
+
+    def _skeleton(self, spec: Spec, adaptation: NetworkAdaptation | None) -> tuple[Model, Tree]:
+        def build_outline() -> tuple[Model, Tree]:
             model = build_blank(spec)
-            self.skeletons = {key: adapt(model, adaptation) if adaptation else model}
-        return self.skeletons[key]
+            model = adapt(model, adaptation) if adaptation else model
+            return model, read_leaves(model.layers)
+
+        return self._build_once("skeleton", msgspec.msgpack.encode((spec, adaptation)), build_outline)
 
     def _require_room(self, spec: Spec) -> None:
         """Refuse a network that, with its gradients, does not fit in memory."""
-        leaves = self.skeleton(spec).tree().values()
+        leaves = self.outline(spec).values()
         require_room(2 * sum(leaf.numel() * leaf.element_size() for leaf in leaves), Path(f"model {spec.name}"))
 
     def require_fit(
@@ -171,42 +185,50 @@ class Workspace:
         Raises:
             ConfigError: The examples do not fit; the message names the remedy.
         """
-        key = msgspec.msgpack.encode((spec, data))
-        if key in self.fitting:
-            return
-        try:
-            for examples in filter(len, self.data(data)):
-                shape = self._output_shape(spec, examples.inputs, adaptation, split=split)
-                require_fit(objective, shape, examples.inputs, examples.labels, "model")
-        except ConfigError as error:
-            raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
-        self.fitting = {key}
+
+        def check() -> bool:
+            try:
+                for examples in filter(len, self.data(data)):
+                    shape = self._output_shape(spec, examples.inputs, adaptation, split=split)
+                    require_fit(objective, shape, examples.inputs, examples.labels, "model")
+            except ConfigError as error:
+                raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
+            return True
+
+        self._build_once("fitting", (msgspec.msgpack.encode(spec), _key_of(data)), check)
 
     def _output_shape(
         self, spec: Spec, inputs: Tensor, adaptation: NetworkAdaptation | None, *, split: bool
     ) -> torch.Size:
         """Return the shape of a network's output for one input of this shape, cached (in a replay for all devices)."""
-        key = (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype)
-        if key not in self.outputs:
+
+        def compute() -> torch.Size:
             model = self.skeleton(spec) if split else self.model(spec, adaptation)
-            self.outputs = {key: output_shape(model.layers, {}, inputs)}
-        return self.outputs[key]
+            return output_shape(model.layers, {}, inputs)
+
+        return self._build_once("output", (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype), compute)
 
     def flops(
         self, spec: Spec, example: torch.Size, batch_size: int, adaptation: NetworkAdaptation | None = None
     ) -> int:
         """Return the floating-point operations of one training step, cached; `example` is the shape of one input."""
         key = msgspec.msgpack.encode((spec, tuple(example), batch_size, adaptation))
-        if key not in self.counted:
-            self.counted = {key: step_flops(spec, example, batch_size, adaptation=adaptation)}
-        return self.counted[key]
+        return self._build_once("flops", key, lambda: step_flops(spec, example, batch_size, adaptation=adaptation))
 
 
-@dataclass(frozen=True)
+def _key_of(spec: Data) -> tuple[bytes, object]:
+    """Return a key of a device's examples, which growing files change."""
+    return msgspec.msgpack.encode(spec), fingerprint(spec) if spec.growing else None
+
+
+@dataclass
 class TaskBatches:
     """Mini-batches of one task on its device; iteration stops when the task is superseded.
 
     Batches are assembled on the CPU, one at a time, since a Jetson's CPU and GPU share their memory.
+
+    Attributes:
+        num_examples: Number of examples in one epoch.
     """
 
     examples: Examples
@@ -215,11 +237,11 @@ class TaskBatches:
     validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
     device: torch.device = CPU
     threads: ThreadTuner | None = None
+    num_examples: int = field(init=False)
 
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in one epoch."""
-        return len(self.examples)
+    def __post_init__(self) -> None:
+        """Count the examples."""
+        self.num_examples = len(self.examples.labels)
 
     def inputs_at(self, places: Tensor) -> Tensor:
         """Return inputs by index, without augmentation.
@@ -227,7 +249,8 @@ class TaskBatches:
         Raises:
             Superseded: A newer task has arrived.
         """
-        self._require_current()
+        if self.is_superseded():
+            raise Superseded(SUPERSEDED)
         return self.examples.inputs.index_select(0, places.cpu()).to(self.device)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -239,12 +262,9 @@ class TaskBatches:
             seed=assignment.seed,
             merges_single=assignment.merges_single,
         ):
-            self._require_current()
+            if self.is_superseded():
+                raise Superseded(SUPERSEDED)
             start = perf_counter()
             yield inputs.to(self.device), labels.to(self.device)
             if self.threads and not assignment.is_split:  # split steps wait for the server
                 self.threads.note(perf_counter() - start)
-
-    def _require_current(self) -> None:
-        if self.is_superseded():
-            raise Superseded("a newer task has arrived")

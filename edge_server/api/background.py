@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from shared.runtime.processes import keep_private
-from shared.tensors.placement import generator_states, set_generator_states
+from shared.tensors.generators import generator_states, set_generator_states
 
 T = TypeVar("T")
 Event = TypeVar("Event")

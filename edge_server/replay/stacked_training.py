@@ -26,8 +26,7 @@ from shared.objectives.loss_table import LOSSES
 from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.protocol.messages import Hyper, StepOptions
 from shared.registry import build
-from shared.tensors.adam import FIRST, SECOND, STEPS
-from shared.tensors.training_step import take_step
+from shared.tensors.training_step import FIRST, SECOND, STEPS, take_step
 from shared.tensors.tree import Tree
 
 ROOM_BYTES = 16 << 20

@@ -26,12 +26,12 @@ from edge_server.rounds.split.session import SplitRound, open_split_round, split
 from shared.algorithms.base import Cohort, join_network
 from shared.data.examples import Examples
 from shared.errors import ConfigError, WireError
-from shared.models.build import seed_torch
 from shared.models.evaluate import Score, score
 from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.runtime.executor import Effect, run_uninterrupted
 from shared.runtime.phases import log_phase
+from shared.tensors.generators import seed_torch
 from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike, network_leaves
-from shared.errors import Diverged
+from shared.errors import Diverged, WireError
 from shared.models.base import Model
 from shared.models.leaves import load_leaves, read_leaves
 from shared.objectives.training import TrainingObjective
@@ -59,7 +59,7 @@ def local_sgd(
     layers.zero_grad()  # gradients of a task interrupted within a step
     change = partial(correct, layers, start) if correct else None
     loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, model.objective, correct=change)
-    change_tree = tree.subtract(model.tree(), start)
+    change_tree = tree.subtract(read_leaves(layers), start)
     return state, Result(change_tree, float(batches.num_examples), batches.num_examples, loss)
 
 
@@ -113,7 +113,7 @@ def descend_batches(  # noqa: PLR0913 - everything that a local training is made
     momenta, examples, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
     precision = MixedPrecision.of(hyper.step, device_of(weight for _, weight in weights))
     for step, (inputs, labels) in enumerate(batches, start=1):
-        with precision.forward():
+        with precision.forward:
             loss = objective.loss(network(inputs), labels)
         if precision.backward(loss, weights):
             if correct:
@@ -135,6 +135,20 @@ def require_finite_loss(loss: float, step: int) -> float:
             raise Diverged(f"the loss of step 1, before any training, is {loss}: {RECEIVED}")
         raise Diverged(f"training has diverged, the loss of step {step} is {loss}: {REMEDY}")
     return loss
+
+
+def require_finite(change: Tree) -> None:
+    """Reject a diverged model before it is stored: no later download would replace all of it.
+
+    Raises:
+        Diverged: A number is NaN or infinite; the device's stored model stays.
+    """
+    try:
+        tree.check_like(change, change)
+    except WireError as error:
+        raise Diverged(
+            f"training has diverged, {error} after the last step, the update is discarded: {REMEDY}"
+        ) from error
 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import ALL_STEP_OPTIONS, fedavg
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, fedavg, require_finite
 from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal.sparse_update import most_important
-from shared.algorithms.personal_model import describe_origin, require_finite
+from shared.algorithms.personal_model import describe_origin
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
 from shared.models.leaves import load_leaves

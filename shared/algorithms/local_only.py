@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import ALL_STEP_OPTIONS, train_copies
-from shared.algorithms.personal_model import describe_origin, personal_model, require_finite
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, require_finite, train_copies
+from shared.algorithms.personal_model import describe_origin, personal_model
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

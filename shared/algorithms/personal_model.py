@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shared.algorithms.fedavg import REMEDY
-from shared.errors import Diverged, TaskFailed, WireError
+from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import TORCHS, build_initial
 from shared.protocol.messages import Assignment, Scalar
 from shared.tensors.placement import to_device
-from shared.tensors.tree import State, Tree, check_like
+from shared.tensors.tree import State, Tree
 
 MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
 """Seed and random generator of the initial model, in the server's facts and a task's values. Without the second,
@@ -48,20 +47,6 @@ def personal_model(model: Model, state: State, _down: Tree, assignment: Assignme
     if {key: leaf.shape for key, leaf in parameters.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
         raise TaskFailed("the personal model stored on this device belongs to another network; remove its state")
     return parameters
-
-
-def require_finite(tree: Tree) -> None:
-    """Reject a diverged model before it is stored: no later download would replace all of it.
-
-    Raises:
-        Diverged: A number is NaN or infinite; the device's stored model stays.
-    """
-    try:
-        check_like(tree, tree)
-    except WireError as error:
-        raise Diverged(
-            f"training has diverged, {error} after the last step, the update is discarded: {REMEDY}"
-        ) from error
 
 
 def initial_parameters(model: Model, assignment: Assignment) -> Tree:

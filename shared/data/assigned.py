@@ -16,7 +16,8 @@ def with_assignment(data: Data, assignment: Assignment) -> Data:
     Raises:
         ConfigError: The device's own file names different classes, or sets a mean or deviation too.
     """
-    return with_moments(with_classes(data, assignment.classes), assignment.mean, assignment.std)
+    named = with_classes(data, assignment.classes) if assignment.classes else data
+    return with_moments(named, assignment.mean, assignment.std)
 
 
 def with_moments(data: Data, mean: tuple[float, ...], std: tuple[float, ...]) -> Data:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +19,12 @@ from shared.models.initial_weights import fill
 from shared.models.misfit import dtype_name
 from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tensors.placement import generator_states, generators, set_generator_states
+from shared.tensors.generators import seed_torch
 
 DRAW, TORCHS = "philox", ""
 """Generators of initial weights: `shared.models.initial_weights`; or torch's, as in older runs, whose records and tasks
 name none."""
 
-_SEEDING = threading.RLock()
 _DRAWS = frozenset(
     {nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, Tensor.uniform_, Tensor.normal_}
 )
@@ -40,23 +37,6 @@ BUFFERS = (
 """Data types that every algorithm and codec can subtract and average."""
 
 MOST_FAULTS = 4
-
-
-@contextmanager
-def seed_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global generators inside the block, and restore them after it.
-
-    Covers the CPU and GPUs in use: `torch.manual_seed` would record a traceback for every other device type. Other
-    threads wait for the end of the block: the generators are the process's, which may serve several runs.
-    """
-    with _SEEDING:
-        before = generator_states()
-        for generator in generators():
-            generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            set_generator_states(before)
 
 
 def build_initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:

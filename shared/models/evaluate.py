@@ -192,13 +192,9 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
         return Score(None, total.loss, (), total.values(), total.lists(), total.counted)
     hit = torch.cat(hits)
     accuracy = int(hit.sum()) / len(examples)
-    by_class = _score_classes(examples.labels, hit, classes)
+    by_class: tuple[float | None, ...] = ()
+    if classes <= MAX_CLASSES:
+        counts = examples.labels.bincount(minlength=classes).tolist()
+        right = examples.labels[hit].bincount(minlength=classes).tolist()
+        by_class = tuple(number / count if count else None for number, count in zip(right, counts, strict=True))
     return Score(accuracy, total.loss, by_class, total.values(), total.lists(), total.counted)
-
-
-def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:
-    if classes > MAX_CLASSES:
-        return ()
-    counts = labels.bincount(minlength=classes).tolist()
-    right = labels[hit].bincount(minlength=classes).tolist()
-    return tuple(hits / count if count else None for hits, count in zip(right, counts, strict=True))

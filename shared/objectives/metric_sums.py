@@ -12,8 +12,37 @@ from shared.objectives.base import Objective
 from shared.objectives.metrics import Array, Sums
 from shared.protocol.objective import LOSS
 
+PREFIX = "eval_"
+"""Prefix of metrics of held-out examples among those of an update."""
 MOST_SUMS = 8192
 """Largest number of sums of one metric in an update."""
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """Metrics of an update, and the sums behind them.
+
+    Attributes:
+        metrics: `eval_loss`, `eval_examples`, `eval_accuracy` of a classification, and the objective's other metrics.
+        sums: Sums of the objective's metrics, which add over devices; empty for the default objective.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, list[float]] = field(default_factory=dict)
+
+
+def build_score(
+    *,
+    examples: int,
+    loss: float | None,
+    accuracy: float | None,
+    metrics: Mapping[str, float],
+    sums: Mapping[str, list[float]],
+) -> HeldOutScore:
+    """Return the score under the names of an update's metrics; figures that are None are left out."""
+    figures = {"accuracy": accuracy, "loss": loss, "examples": float(examples)}
+    own_figures = {f"{PREFIX}{name}": value for name, value in figures.items() if value is not None}
+    return HeldOutScore({f"{PREFIX}{name}": value for name, value in metrics.items()} | own_figures, dict(sums))
 
 
 @dataclass
@@ -51,7 +80,7 @@ class MetricSums:
 
     def values(self) -> dict[str, float]:
         """Return the metrics' values."""
-        return self.objective.values(self.sums)
+        return self.objective.values(self.sums) if self.sums else {}
 
     def lists(self) -> dict[str, list[float]]:
         """Return the sums as an update carries them, with those of the loss; empty without metrics."""

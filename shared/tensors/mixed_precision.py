@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -53,22 +53,24 @@ class MixedPrecision:
         device_type: Type of a `torch.device`, such as `cuda`.
         dtype: Type of the forward pass; None for the parameters' own.
         scale: Factor of the loss.
+        forward: Context of each forward pass and its loss.
     """
 
     device_type: str
     dtype: torch.dtype | None = None
     scale: float = 1.0
     _steps: int = 0
+    forward: AbstractContextManager[object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the context, which a task enters at each step."""
+        self.forward = nullcontext() if self.dtype is None else torch.autocast(self.device_type, self.dtype)
 
     @classmethod
     def of(cls, options: StepOptions, device: torch.device) -> MixedPrecision:
         """Return the precision that a plan asks for, or 32 bits if the device cannot compute in it."""
         dtype = DTYPES.get(options.precision) if computes_in(options.precision, device) else None
         return cls(device.type, dtype, FIRST_SCALE if dtype == torch.float16 else 1.0)
-
-    def forward(self) -> AbstractContextManager[object]:
-        """Return the context of a forward pass and its loss."""
-        return nullcontext() if self.dtype is None else torch.autocast(self.device_type, self.dtype)
 
     def backward(self, loss: Tensor, weights: Sequence[tuple[str, Tensor]]) -> bool:
         """Compute the gradients of a mean loss; return False, without gradients, if the step must be left out."""

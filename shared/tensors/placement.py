@@ -16,6 +16,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -109,6 +110,7 @@ def shared_fraction(limit: int, resident: int, total: int) -> float:
     return min(1.0, max(0, limit - resident) / total)
 
 
+@lru_cache(maxsize=4)
 def describe(device: torch.device) -> str:
     """Return the device's name for updates: `cpu`, or `cuda` and the GPU's name."""
     if device.type != "cuda":
@@ -136,23 +138,6 @@ def synchronize(device: torch.device) -> None:
     """Wait for pending work of a device, before reading a clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def generators() -> list[torch.Generator]:
-    """Return torch's global generators: the CPU's, and those of GPUs in use."""
-    cpu = [torch.default_generator]
-    return [*cpu, *torch.cuda.default_generators] if torch.cuda.is_initialized() else cpu
-
-
-def generator_states() -> list[Tensor]:
-    """Return the state of each of torch's global generators."""
-    return [generator.get_state() for generator in generators()]
-
-
-def set_generator_states(states: Iterable[Tensor]) -> None:
-    """Restore the states of torch's global generators."""
-    for generator, state in zip(generators(), states, strict=True):
-        generator.set_state(state)
 
 
 def is_broken(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from shared.runtime import malloc
 from shared.subnetworks.frozen_network import freeze
 from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import Active, coverage, draw_neurons, extract, read_chain
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import Tree
 
 KEEPS, HELD = (0.25, 0.5, 0.75), 4

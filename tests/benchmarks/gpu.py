@@ -25,9 +25,10 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.data.load import load as read
 from shared.data.spec import Data
-from shared.models.build import build_initial, seed_torch
+from shared.models.build import build_initial
 from shared.protocol.messages import Hyper, Spec
 from shared.registry import build
+from shared.tensors.generators import seed_torch
 from shared.tensors.placement import CPU, choose_device, describe, state_to_device, synchronize, to_device
 from shared.tensors.tree import State, Tree, subtract, tree_norm
 

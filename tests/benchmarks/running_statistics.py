@@ -35,10 +35,11 @@ from shared.data.load import load
 from shared.data.partition import split_dirichlet
 from shared.data.spec import Data
 from shared.models.base import Model
-from shared.models.build import build_blank, build_initial, build_zeroed, seed_torch
+from shared.models.build import build_blank, build_initial, build_zeroed
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_statistics, statistic_names
 from shared.protocol.messages import Hyper, Spec, derive_seed
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State, Tree
 
 COUNTS = (2, 4, 8, 16, 32, 64, 94)

@@ -31,8 +31,9 @@ from shared.codecs.dense import dense
 from shared.codecs.masked import masked
 from shared.data.load import load as read
 from shared.data.spec import Data
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Hyper, Spec
+from shared.tensors.generators import seed_torch
 from shared.tensors.pruning import apply_mask
 from shared.tensors.tree import State, Tree
 

@@ -21,11 +21,12 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Session
 from shared.data import load as data
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime import malloc
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State, Tree
 
 

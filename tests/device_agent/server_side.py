@@ -42,7 +42,6 @@ from shared.protocol.messages import (
     Want,
 )
 from shared.protocol.topics import topic
-from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, inline
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
@@ -319,9 +318,7 @@ def make(folder: Path, limit: int = files.LIMIT_BYTES) -> Outbox:
 def put(box: Outbox, number: int, data: bytes = BYTES, state: bytes = b"") -> None:
     """Commit an update as a trainer does."""
     draft = box.draft("trial", number)
-    with explain_disk_errors(draft), files.open_payload(draft) as file:
-        file.write(data)
-        file.truncate()
+    files.write_payload(draft, [memoryview(data)])
     if state:
         (draft / files.STATE).write_bytes(state)
     transfer = Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=1024)

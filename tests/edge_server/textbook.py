@@ -39,10 +39,11 @@ from shared.data.examples import Examples, split_holdout
 from shared.data.load import load as load_examples
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Assignment, Missed, derive_seed
 from shared.registry import build
 from shared.tensors import tree
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State, Tree
 from tests.edge_server.harness import beginning, write_examples, write_plan
 

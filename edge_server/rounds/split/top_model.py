@@ -14,11 +14,11 @@ from shared.algorithms.split.cut_shapes import measure_feature_rms
 from shared.codecs.base import Codec, decode_bounded
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.protocol import payload
 from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
+from shared.tensors.generators import seed_torch
 from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink

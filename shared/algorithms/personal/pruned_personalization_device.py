@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Batch, Batches, Outcome, Result
-from shared.algorithms.fedavg import require_finite_loss
+from shared.algorithms.fedavg import require_finite, require_finite_loss
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.network_parts import (
     OWN,
@@ -25,13 +25,12 @@ from shared.algorithms.personal.network_parts import (
     select_weights,
     shared_part,
 )
-from shared.algorithms.personal_model import require_finite
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.models.leaves import load_leaves
 from shared.protocol.messages import Assignment, Hyper
-from shared.tensors.sgd import descend
+from shared.tensors.generators import seed_torch
+from shared.tensors.training_step import descend
 from shared.tensors.tree import State, Tree, check_like
 
 MOMENTUM = "momentum/"

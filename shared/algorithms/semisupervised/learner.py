@@ -32,7 +32,7 @@ from shared.models.chain import LayerChain
 from shared.models.evaluate import training_mode
 from shared.models.leaves import call_with, read_leaves
 from shared.protocol.messages import Hyper
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import Tree
 
 Terms: TypeAlias = dict[str, float]

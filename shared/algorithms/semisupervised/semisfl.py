@@ -74,10 +74,10 @@ from shared.algorithms.split.cut_shapes import infer_feature_shape
 from shared.data.views.pair import Strength
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.models.initial_weights import fill
 from shared.protocol.messages import Assignment
 from shared.tensors import tree
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State, Tree, check_like
 
 EXAMPLES = "examples/"

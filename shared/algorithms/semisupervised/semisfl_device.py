@@ -20,7 +20,7 @@ from shared.data.views.pair import make_views
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Missed, derive_seed
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import State, Tree, check_like
 
 

@@ -27,7 +27,7 @@ from shared.models.evaluate import training_mode
 from shared.protocol.messages import Assignment
 from shared.tensors import bits
 from shared.tensors.counts import floor_share
-from shared.tensors.placement import generator_states, set_generator_states
+from shared.tensors.generators import generator_states, set_generator_states
 from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_mask, sparsity
 from shared.tensors.tree import State, Tree
 

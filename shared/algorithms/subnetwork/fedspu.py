@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
-from shared.algorithms.fedavg import ALL_STEP_OPTIONS, descend_batches, train_copies
-from shared.algorithms.personal_model import personal_model, require_finite
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, descend_batches, require_finite, train_copies
+from shared.algorithms.personal_model import personal_model
 from shared.algorithms.subnetwork.server_half import begin, build_algorithm, is_whole, keep_share, read_download
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

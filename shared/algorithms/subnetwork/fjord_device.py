@@ -22,7 +22,7 @@ from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Assignment
 from shared.subnetworks.narrow import build_narrow_network
 from shared.subnetworks.neurons import Index, first_neurons, read_chain
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import Tree, check_like
 
 PICTURE = 4

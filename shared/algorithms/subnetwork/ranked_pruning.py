@@ -28,9 +28,8 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping
-from shared.algorithms.fedavg import ALL_STEP_OPTIONS
+from shared.algorithms.fedavg import ALL_STEP_OPTIONS, require_finite
 from shared.algorithms.local_training import Tally, epochs
-from shared.algorithms.personal_model import require_finite
 from shared.algorithms.subnetwork import server_half
 from shared.algorithms.subnetwork.neuron_ranking import Merit, select_strongest
 from shared.algorithms.subnetwork.random_dropout import build_smaller, received_parameters, train_received

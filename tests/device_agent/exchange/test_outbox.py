@@ -90,9 +90,7 @@ def test_an_entry_that_overwrites_a_longer_one_is_cut(reopen: Callable[[], Outbo
         (draft / file).write_bytes(1000 * text)
     draft.rename(tmp_path / "outbox" / outbox.SPARE)
     draft = box.draft("trial", 2)
-    with outbox.open_payload(draft) as file:
-        file.write(b"new")
-        file.truncate()
+    assert outbox.write_payload(draft, [memoryview(b"new")]) == len(b"new")
     update = Update(run="trial", round=2, device="board", params=None)
     outbox.write(draft, update)
     assert (draft / outbox.PAYLOAD).read_bytes() == b"new"

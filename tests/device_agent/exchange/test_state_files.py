@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.exchange import state_files
 from device_agent.exchange.outbox import STATE
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_first_round_is_repeated_with_no_state(promote, tmp_path) -> None:
     """An empty file says so, and is read as no state rather than as a damaged one."""
     promote(1, b"one")
     kept = state_files.state_before(tmp_path / "state", "trial", 1)
-    state, memory = device_state.read(kept)
+    state, memory = read_state(kept)
     assert (state.tree, state.facts, memory) == ({}, {}, None)
 
 

@@ -15,6 +15,7 @@ from device_agent.measurement import cpu_cycles
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.probes import cputime
 from device_agent.probes.clocks import CpuClock
+from device_agent.probes.cpufreq import parse_time_in_state
 from device_agent.profile.schema import Cpu, Profile
 from tests.machine import grow
 
@@ -285,3 +286,31 @@ def test_on_this_machine():
     if got.cycles is None:
         pytest.skip("nothing tells this machine's clock")
     assert 1e8 < got.cycles / got.cpu_s < 1e10
+
+
+class TestTimeInState:
+    """The kernel's account: kHz and hundredths of a second."""
+
+    def test_the_mean_is_weighted_by_time(self):
+        """3 s at 1.5 GHz and 1 s at 0.5 GHz: 1.25 GHz."""
+        before = parse_time_in_state("500000 100\n1500000 1000")
+        after = parse_time_in_state("500000 200\n1500000 1300")
+        spent = cpu_cycles.subtract_times(before, after)
+        assert spent == pytest.approx({0.5e9: 1.0, 1.5e9: 3.0})
+        assert cpu_cycles.mean_hertz(spent) == pytest.approx(1.25e9)
+
+    @pytest.mark.parametrize(
+        "after",
+        ["500000 100\n1500000 1000", "500000 0\n1500000 5", "1500000 1100", "500000 99\n1500000 2000"],
+        ids=["nothing passed", "began anew", "a state is gone", "one goes back"],
+    )
+    def test_an_account_without_a_difference_tells_nothing(self, after):
+        before = parse_time_in_state("500000 100\n1500000 1000")
+        assert cpu_cycles.subtract_times(before, parse_time_in_state(after)) is None
+
+
+def test_seconds_between_are_by_cpu_and_never_negative():
+    """A CPU that was switched off and on again began anew, one that is new has no before."""
+    before = cputime.parse_stat("cpu 9 0 0 9 0\ncpu0 100 0 0 0 0\ncpu1 500 0 0 0 0", ticks_per_s=100)
+    after = cputime.parse_stat("cpu 9 0 0 9 0\ncpu0 150 0 0 0 0\ncpu1 20 0 0 0 0\ncpu2 7 0 0 0 0", ticks_per_s=100)
+    assert cpu_cycles.count_busy_seconds(before, after) == pytest.approx({0: 0.5, 1: 0.0})

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from device_agent.probes import clocks, cpufreq
-from device_agent.probes import cpufreq as time_in_state
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
@@ -266,32 +265,12 @@ def test_the_recorded_tree_of_a_pc(tmp_path):
     assert found.readings["cpu.policy0_hertz"].value == pytest.approx(3184097e3)
     assert found.readings["cpu.policy0_max_hertz"].value == pytest.approx(2400000e3)
     assert found.facts == {"governor": "powersave"}
-    states = time_in_state.parse_time_in_state(files["sys/devices/system/cpu/cpu1/cpufreq/stats/time_in_state"])
+    states = cpufreq.parse_time_in_state(files["sys/devices/system/cpu/cpu1/cpufreq/stats/time_in_state"])
     assert states[2.8e9] == pytest.approx(1724.88)
 
 
-class TestTimeInState:
-    """The kernel's account: kHz and hundredths of a second."""
-
-    def test_the_mean_is_weighted_by_time(self):
-        """3 s at 1.5 GHz and 1 s at 0.5 GHz: 1.25 GHz."""
-        before = time_in_state.parse_time_in_state("500000 100\n1500000 1000")
-        after = time_in_state.parse_time_in_state("500000 200\n1500000 1300")
-        spent = time_in_state.subtract_times(before, after)
-        assert spent == pytest.approx({0.5e9: 1.0, 1.5e9: 3.0})
-        assert time_in_state.mean_hertz(spent) == pytest.approx(1.25e9)
-
-    @pytest.mark.parametrize(
-        "after",
-        ["500000 100\n1500000 1000", "500000 0\n1500000 5", "1500000 1100", "500000 99\n1500000 2000"],
-        ids=["nothing passed", "began anew", "a state is gone", "one goes back"],
-    )
-    def test_an_account_without_a_difference_tells_nothing(self, after):
-        before = time_in_state.parse_time_in_state("500000 100\n1500000 1000")
-        assert time_in_state.subtract_times(before, time_in_state.parse_time_in_state(after)) is None
-
-    @pytest.mark.parametrize("said", ["", "garbage", "500000", "500000 1\nx", "-5 1"])
-    def test_what_is_no_account_is_invalid(self, said):
-        """Empty: a driver that switches too fast to be counted."""
-        with pytest.raises(NoData):
-            time_in_state.parse_time_in_state(said)
+@pytest.mark.parametrize("said", ["", "garbage", "500000", "500000 1\nx", "-5 1"])
+def test_an_invalid_time_in_state_is_refused(said):
+    """Empty: a driver that switches too fast to be counted."""
+    with pytest.raises(NoData):
+        cpufreq.parse_time_in_state(said)

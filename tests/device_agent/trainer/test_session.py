@@ -52,8 +52,8 @@ def test_a_session_yields_a_payload_a_step_and_leaves_a_whole_update(begin, devi
     assert update.cost.exchange_s > 0
     tree = dense().decode(unpack(memoryview(bytearray((draft / outbox.PAYLOAD).read_bytes())))).tree
     assert tree.keys() == {"1.weight", "1.bias"}
-    assert device.workspace.models == {}
-    assert all(leaf.is_meta for leaf in next(iter(device.workspace.skeletons.values())).tree().values())
+    assert "network" not in device.workspace.latest
+    assert all(leaf.is_meta for leaf in device.workspace.latest["skeleton"][1][1].values())
 
 
 def test_sessions_that_take_turns_in_one_process_learn_what_each_learns_alone(begin, device) -> None:

@@ -46,7 +46,7 @@ def test_the_payload_is_how_far_training_moved(device, make_task, parameters) ->
         key: leaf.clone().requires_grad_()
         for key, leaf in dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree.items()
     }
-    own = next(iter(device.workspace.examples.values()))[0]
+    own = device.workspace.latest["examples"][1][0]
     hidden = torch.relu(own.inputs @ start["1.weight"].T + start["1.bias"])
     loss = torch.nn.functional.cross_entropy(hidden @ start["3.weight"].T + start["3.bias"], own.labels)
     loss.backward()
@@ -130,7 +130,7 @@ def test_a_task_of_no_epochs_moves_nothing_and_has_no_loss(device, make_task) ->
 def test_examples_and_network_are_kept_between_tasks(device, make_task, examples) -> None:
     """The file is read once: a second task works after it has rotted; another spec replaces what was kept."""
     device.perform(make_task())
-    network = next(iter(device.workspace.models.values()))
+    network = device.workspace.latest["network"][1][0]
     path = Path(examples.path)
     whole = path.read_bytes()
     try:
@@ -138,9 +138,10 @@ def test_examples_and_network_are_kept_between_tasks(device, make_task, examples
         device.perform(make_task(round=2))
     finally:
         path.write_bytes(whole)
-    assert next(iter(device.workspace.models.values())) is network
+    assert device.workspace.latest["network"][1][0] is network
     device.perform(make_task(round=3), data=msgspec.structs.replace(examples, holdout=0.5))
-    assert len(device.workspace.examples) == 1
+    train, evaluation, _ = device.workspace.latest["examples"][1]
+    assert len(train) == len(evaluation)
 
 
 def test_a_method_without_state_leaves_no_state_file(device, make_task) -> None:

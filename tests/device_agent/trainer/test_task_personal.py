@@ -9,7 +9,7 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from device_agent.trainer.workspace import Workspace
 from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.models.build import DRAW, build_initial
@@ -32,13 +32,13 @@ def personal(make_task, device):
 
 
 def expected(device, tree: Tree) -> dict[str, float]:
-    model, held = build_initial(SPEC, 0), next(iter(device.workspace.examples.values()))[1]
+    model, held = build_initial(SPEC, 0), device.workspace.latest["examples"][1][1]
     found = score(model.layers.eval(), tree, held)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held))}
 
 
 def kept(draft: Path) -> State:
-    return device_state.read(draft / outbox.STATE)[0]
+    return read_state(draft / outbox.STATE)[0]
 
 
 def test_a_personal_model_is_tried_as_training_left_it(device, personal):
@@ -72,6 +72,6 @@ def test_the_model_goes_on_from_round_to_round(device, personal):
     """Two rounds are not one: the second begins with what the first left."""
     outbox.commit(device.perform(personal(), params=device.sent))
     device.outbox = Outbox(device.folder / "outbox", device.folder / "state")
-    first = device_state.read(device.folder / "state" / "trial")[0].tree
+    first = read_state(device.folder / "state" / "trial")[0].tree
     second = kept(device.perform(personal(round=2), params=device.sent)).tree
     assert not any(torch.equal(first[key], second[key]) for key in first)

@@ -24,12 +24,12 @@ from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
 from shared.data.examples import Examples
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
 from shared.objectives.training import TrainingObjective, build_training_objective
 from shared.protocol.messages import Assignment, Hyper, StepOptions
 from shared.protocol.objective import ObjectiveSpec
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from device_agent.trainer import device_state
+from device_agent.trainer.task_files import read_state
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import Evaluated, RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, method, dra
     require_began(state.tree, plan, draw)
     if method in {"fedspu", "local_only"}:
         for name in NAMES:
-            own = device_state.read(tmp_path / name / "state" / RUN)[0].tree
+            own = read_state(tmp_path / name / "state" / RUN)[0].tree
             require_equal(own, build_initial(plan.model, plan.seed, draw).tree())
     told = [one.values for record in records if isinstance(record, RoundOpened) for one in record.assignments.values()]
     assert {one.get("model_draw", TORCHS) for one in told} == {draw if method != "fedavg" else TORCHS}

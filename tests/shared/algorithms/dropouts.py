@@ -16,10 +16,10 @@ from torch.nn import functional
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
 from shared.subnetworks.neurons import PREFIX, Active, coverage, draw_neurons, read_chain, unpack
-from shared.tensors.sgd import descend
+from shared.tensors.generators import seed_torch
+from shared.tensors.training_step import descend
 from shared.tensors.tree import Mean, State, Tree
 from tests.shared.algorithms.sessions import Own, examples, normed
 

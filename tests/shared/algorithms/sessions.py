@@ -17,10 +17,11 @@ from shared.algorithms.base import Algorithm, Batches, Cohort, Result, Session
 from shared.codecs.dense import dense
 from shared.data.examples import Examples, batches
 from shared.models.base import Model
-from shared.models.build import build_initial, seed_torch
+from shared.models.build import build_initial
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Value
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State, Tree
 
 

@@ -15,8 +15,8 @@ from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.algorithms.fedavg import fedavg
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.dropouts import Site, network
 from tests.shared.algorithms.sessions import Own, examples

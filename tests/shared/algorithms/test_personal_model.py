@@ -12,7 +12,7 @@ from shared.algorithms.local_only import local_only
 from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.hermes import hermes
 from shared.errors import TaskFailed
-from shared.models.build import seed_torch
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
 from tests.shared.algorithms.sessions import Own

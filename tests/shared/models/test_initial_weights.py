@@ -14,9 +14,10 @@ from torch import nn
 
 from shared.errors import ConfigError
 from shared.models import MODELS
-from shared.models.build import DRAW, TORCHS, build_blank, build_initial, build_zeroed, seed_torch
+from shared.models.build import DRAW, TORCHS, build_blank, build_initial, build_zeroed
 from shared.models.initial_weights import BLOCK, fill, logarithm, normal, uniform, word_stream
 from shared.protocol.messages import Spec
+from shared.tensors.generators import seed_torch
 from tests.arm.weights import digests
 
 PINNED = Path(__file__).parents[2] / "arm" / "weights.json"

@@ -9,10 +9,11 @@ from torch import nn
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.models.kaiming import WEIGHTED
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons
+from shared.tensors.generators import seed_torch
 from tests.naming import naming
 
 SMALL = {

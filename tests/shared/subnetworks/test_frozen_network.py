@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 from shared.protocol.messages import Hyper
 from shared.subnetworks.frozen_network import FrozenNetwork, freeze
 from shared.subnetworks.neurons import all_neurons, extract, read_chain
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import Tree
 from tests.naming import naming
 from tests.shared.algorithms.dropouts import NETS, batch, masks, net, some, textbook, tree_of

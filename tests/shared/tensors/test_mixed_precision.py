@@ -22,7 +22,7 @@ def every_precision(monkeypatch):
 def gradients(precision: MixedPrecision, factor: float = 1.0) -> tuple[bool, list[torch.Tensor]]:
     torch.manual_seed(5)
     layers, inputs = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)), torch.randn(8, 16)
-    with precision.forward():
+    with precision.forward:
         loss = layers(inputs).square().mean() * factor
     done = precision.backward(loss, list(layers.named_parameters()))
     return done, [weight.grad for weight in layers.parameters()]

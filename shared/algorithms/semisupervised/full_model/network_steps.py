@@ -22,7 +22,7 @@ from shared.data.views.pair import Strength, make_views
 from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, derive_seed
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import State, Tree
 
 FORWARD = 1 / 3

@@ -20,8 +20,8 @@ from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
-from shared.models.build import seed_torch
 from shared.protocol.messages import Hyper, derive_seed
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import Own, drive, make

@@ -14,8 +14,9 @@ from shared.algorithms.split.client_part import Bottom
 from shared.algorithms.split.fedsl import fedsl
 from shared.errors import TaskFailed
 from shared.models.base import Model
-from shared.models.build import build_blank, build_initial, seed_torch
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Spec
+from shared.tensors.generators import seed_torch
 from tests.naming import naming
 from tests.shared.algorithms.sessions import Fleet
 

@@ -17,9 +17,9 @@ from shared.algorithms.split.fedsl import VARIANTS, fedsl, splitfed
 from shared.algorithms.split.settings import FedslSettings
 from shared.data.examples import batches
 from shared.errors import ConfigError
-from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.registry import build
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import HYPER, Fleet, drive, make

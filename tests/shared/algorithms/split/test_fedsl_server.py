@@ -18,8 +18,8 @@ from shared.algorithms.split.cut_shapes import MAX_CACHED_SHAPES
 from shared.algorithms.split.fedsl import fedsl, splitfed
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import seed_torch
 from shared.protocol.messages import Hyper
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import CLASSES, HYPER, Fleet

@@ -16,9 +16,10 @@ from shared.algorithms.subnetwork.random_dropout import random_dropout
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import build_initial, seed_torch
+from shared.models.build import build_initial
 from shared.protocol.messages import Hyper, Spec
 from shared.subnetworks.neurons import PREFIX, count_parameters, coverage, draw_neurons, extract, read_chain
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.sessions import Own, examples, normed
 

@@ -24,7 +24,7 @@ from shared.algorithms.semisupervised.semisfl_server import draw_batch_positions
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.protocol.messages import Hyper, derive_seed
-from shared.tensors.sgd import descend
+from shared.tensors.training_step import descend
 from shared.tensors.tree import State
 from tests.naming import naming
 from tests.shared.algorithms.sessions import LABELLED_HYPER as HYPER

@@ -16,8 +16,8 @@ from shared.algorithms.semisupervised.full_model.semifl import STATISTICS_BATCH,
 from shared.codecs.dense import dense
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError
-from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper, derive_seed
+from shared.tensors.generators import seed_torch
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
 from tests.shared.algorithms.semisupervised.full_model.test_semifl_device import pictures

@@ -13,7 +13,7 @@ from shared.algorithms.semisupervised.full_model.network_steps import StepLoss
 from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, draw_epoch_batches
 from shared.protocol.messages import Hyper
-from shared.tensors.sgd import clip_gradients
+from shared.tensors.training_step import clip_gradients
 
 SEEDS = st.integers(0, 2**32)
 

@@ -1,63 +1,133 @@
-"""Write a task's results to its draft; build the update message."""
+"""Files of a task: its parameters, the device's state, the draft with its results and its update."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import safetensors.torch
+import torch
 
-from device_agent.exchange import outbox
+from device_agent.exchange import outbox, state_files
 from device_agent.inference.release_folder import OWN, OwnModel, compute_own_digest
 from device_agent.measurement.task_meter import BlockCost
-from device_agent.trainer import device_state
-from device_agent.trainer.held_out_score import HeldOutScore
 from device_agent.trainer.interface import Job
 from shared.algorithms.base import Result
 from shared.codecs import CODECS
-from shared.codecs.base import Memory
+from shared.codecs.base import Codec, Memory, decode_bounded
+from shared.errors import CorruptFile, TaskFailed
+from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.phases import log_phase
+from shared.tensors import file
 from shared.tensors.placement import CPU, state_to_device, to_device
-from shared.tensors.tree import State, Tree, tensor_bytes
+from shared.tensors.tree import State, Tree, check_like, tensor_bytes
+from shared.transfer import to_file
 
 NO_SCORE = HeldOutScore()
 log = logging.getLogger("trainer")
 
 
-def move_result_to_cpu(result: Result) -> Result:
-    """Return a copy of a result with its tensors on the CPU."""
-    return replace(result, tree=to_device(result.tree, CPU), coverage=to_device(result.coverage, CPU))
+_ALGORITHM, _CODEC = "algorithm/", "codec/"
+"""Prefixes of leaves in a state file: the algorithm's state, and the codec's memory."""
+
+
+def read_parameters(path: Path, like: Tree | None) -> Tree:
+    """Return the leaves of a payload, as views of its file.
+
+    Args:
+        like: Outline of the network, which the leaves must be part of; None if their shapes are not known.
+
+    Raises:
+        WireError: They are of another shape or type, or not finite.
+    """
+    received = payloads.unpack(to_file.view(path))
+    codec = _build_codec(msgspec.json.encode(Spec(name=received.codec)))
+    if like is None:
+        tree = decode_bounded(codec, received).tree
+    else:
+        check_like(codec.outline(received), like)
+        tree = codec.decode(received).tree
+    check_like(tree, tree if like is None else like)
+    return tree
+
+
+def build_codec(spec: Spec) -> Codec:
+    """Build a codec, or return an equal one: codecs are pure functions.
+
+    Raises:
+        ConfigError: The codec or one of its options is unknown.
+    """
+    return _build_codec(msgspec.json.encode(spec))
+
+
+@lru_cache(maxsize=8)
+def _build_codec(encoded: bytes) -> Codec:
+    return build(CODECS, msgspec.json.decode(encoded, type=Spec), "codec")
+
+
+def read_state(path: Path, device: torch.device = CPU) -> tuple[State, Memory]:
+    """Return the algorithm's state and the codec's memory; empty in a device's first task.
+
+    Args:
+        device: Device of the state's tensors.
+
+    Raises:
+        TaskFailed: The file is damaged; it is set aside, and the next task starts without state.
+    """
+    if not path.exists() or state_files.is_empty_state(path):
+        return State(), None
+    try:
+        both = file.load(path)
+    except FileNotFoundError:
+        return State(), None
+    except CorruptFile as error:
+        raise TaskFailed(f"{error}; set aside as {file.set_aside(path).name}, the next task starts afresh") from error
+    memory = {key.removeprefix(_CODEC): leaf for key, leaf in both.tree.items() if key.startswith(_CODEC)}
+    tree = {key.removeprefix(_ALGORITHM): leaf for key, leaf in both.tree.items() if key.startswith(_ALGORITHM)}
+    return State(to_device(tree, device), both.facts), memory or None
+
+
+def write_state(path: Path, state: State, memory: Memory) -> None:
+    """Write the algorithm's state and the codec's memory atomically.
+
+    Raises:
+        Unwritable: The disk is full or read-only.
+    """
+    tree = {_ALGORITHM + key: leaf for key, leaf in state.tree.items()}
+    tree |= {_CODEC + key: leaf for key, leaf in (memory or {}).items()}
+    file.save(path, State(tree, state.facts))
 
 
 def write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
     """Encode and write a result, and the device's state for its next task; return the announcement of the payload.
 
     Args:
-        state: The algorithm's state after training.
+        state: The algorithm's state after training, on any device as the result.
         memory: The codec's memory before encoding.
 
     Raises:
         Unwritable: The disk is full or read-only.
     """
     log_phase(log, "encoding")
-    payload, memory = build(CODECS, _select_codec(job.task), "codec").encode(result.tree, memory)
+    result = replace(result, tree=to_device(result.tree, CPU), coverage=to_device(result.coverage, CPU))
+    payload, memory = build_codec(_select_codec(job.task)).encode(result.tree, memory)
     changes = not job.task.assignment.measures_statistics  # else the old state stays, for a repetition of the round
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
-        device_state.write(Path(job.draft) / outbox.STATE, state_to_device(state, CPU), memory)
+        write_state(Path(job.draft) / outbox.STATE, state_to_device(state, CPU), memory)
     return write_payload(job, payload)
 
 
 def _select_codec(task: Task) -> Spec:
     """Return the plan's codec; `topk` with the share that was allocated to the device."""
-    sent = task.assignment.allocation.sent
-    if sent is None or task.codec.name != "topk":
+    if task.codec.name != "topk" or (sent := task.assignment.allocation.sent) is None:
         return task.codec
     return msgspec.structs.replace(task.codec, options={**task.codec.options, "share": sent})
 
@@ -85,12 +155,8 @@ def write_payload(job: Job, payload: Payload) -> Transfer:
         Unwritable: The disk is full or read-only.
     """
     parts = payloads.pack(payload)
-    with explain_disk_errors(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
-        for part in parts:
-            file.write(part)
-        size = file.tell()
-        file.truncate()
-    return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
+    digest = payloads.digest(parts)
+    return Transfer(digest=digest, size=outbox.write_payload(Path(job.draft), parts), frame_bytes=job.frame_bytes)
 
 
 def build_update(  # noqa: PLR0913 - the parts of an update

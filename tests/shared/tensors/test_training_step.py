@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from shared.protocol.messages import Hyper, StepOptions
-from shared.tensors.adam import adam_step
+from shared.tensors.training_step import adam_step
 from shared.tensors.tree import Tree
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
