@@ -30,7 +30,7 @@ from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import plan_for_exact_bits, replay_plan
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
-from edge_server.report.csv_export import render_csv
+from edge_server.report.csv_export import csv_text
 from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import best_value, default_targets, round_reaching
@@ -323,7 +323,7 @@ def test_reports_traces_and_lists_go_by_the_metric(tmp_path, capsys):
     assert target >= best_value(digest)
     assert worse == sorted(worse)
     assert round_reaching(digest, target).round == min(measured_rounds(records))[1]
-    lines = render_csv([digest]).splitlines()
+    lines = list(csv_text([digest]))
     assert any(line.startswith(f"run,3,,rmse,{last.metrics['rmse']}") for line in lines)
     assert not any(",accuracy," in line for line in lines)
     page = render_page([digest, digest])

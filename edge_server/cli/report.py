@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("html", "csv", "json")
 PAGE = "report.html"
-SCHEMA = 1
-"""Version of the JSON: `runs` are of `edge_server.report.digest`, `sites` of `edge_server.report.sites.digest`,
-`targets` of `edge_server.report.targets.CostToTarget`."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +99,7 @@ def report(options: argparse.Namespace) -> int:
     text = _render(kind, digests, options.target, rollouts, sites)
     out = options.out or (named_runs[0].folder / PAGE if kind == "html" else None)
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.writelines(text)
         return 0
     write(out, text)
     sys.stdout.write(f"report: {out}\n")
@@ -136,7 +133,7 @@ def format_of(out: Path | None) -> str:
     return suffix if suffix in FORMATS else "html"
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: Iterable[str]) -> None:
     """Write a file atomically.
 
     Raises:
@@ -147,7 +144,7 @@ def write(path: Path, text: str) -> None:
     from shared.runtime.durable import replace_file  # noqa: PLC0415
 
     try:
-        replace_file(path, text.encode(), durable=False, concurrent=True)
+        replace_file(path, (part.encode() for part in text), durable=False, concurrent=True)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise ConfigError(f"--out {path}: {error.strerror}; choose a file in an existing folder") from error
 
@@ -158,40 +155,18 @@ def _render(
     targets: Sequence[float],
     rollouts: Sequence[RolloutState],
     sites: Sequence[SitesDigest],
-) -> str:
+) -> Iterable[str]:
+    """Return the file's text in parts, so that the tasks of a long run are never in memory at once."""
     match kind:
         case "csv":
-            return _csv(runs, targets, sites)
+            from edge_server.report.csv_export import csv_text  # noqa: PLC0415
+
+            return csv_text(runs, targets, sites)
         case "json":
-            return _json(runs, targets, rollouts, sites)
+            from edge_server.report.json_export import json_text  # noqa: PLC0415
+
+            return json_text(runs, targets, rollouts, sites)
         case _:
-            return _page(runs, targets, rollouts, sites)
+            from edge_server.report.page import render_page  # noqa: PLC0415
 
-
-def _page(
-    runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
-) -> str:
-    from edge_server.report.page import render_page  # noqa: PLC0415
-
-    return render_page(runs, targets, rollouts, sites)
-
-
-def _csv(runs: Sequence[Digest], targets: Sequence[float], sites: Sequence[SitesDigest]) -> str:
-    from edge_server.report.csv_export import render_csv  # noqa: PLC0415
-    from edge_server.report.sites.lines import csv_site_lines  # noqa: PLC0415
-
-    return render_csv(runs, targets, [line for site in sites for line in csv_site_lines(site)])
-
-
-def _json(
-    runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
-) -> str:
-    import msgspec  # noqa: PLC0415
-
-    from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
-    from edge_server.report.targets import costs_to_targets  # noqa: PLC0415
-
-    served = {"rollouts": [summarise(rollout) for rollout in rollouts]} if rollouts else {}
-    together = {"sites": sites} if sites else {}
-    content = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
-    return msgspec.json.encode(content, enc_hook=list).decode() + "\n"
+            return [render_page(runs, targets, rollouts, sites)]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from itertools import islice
-from operator import eq
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,36 +13,31 @@ BLOCK = 256
 
 
 class PackedRows(Sequence[T], Generic[T]):  # noqa: PLW1641 - as a list
-    """Structs in compressed blocks; an iteration holds one block at a time."""
+    """Structs in compressed blocks; an iteration holds one block at a time, an index reads all of them."""
 
-    def __init__(self, rows: Iterable[T], kind: type[T]) -> None:
-        encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
-        self._blocks, self._count, remaining = list[bytes](), 0, iter(rows)
-        while block := list(islice(remaining, BLOCK)):
-            self._blocks.append(zlib.compress(encoder.encode(block), 1))
-            self._count += len(block)
-        self._read = lru_cache(maxsize=1)(self._unpack)
+    def __init__(self, kind: type[T]) -> None:
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
+        self._blocks, self._last, self._count = list[bytes](), list[T](), 0
 
-    def _unpack(self, block: int) -> list[T]:
-        rows: list[T] = self._decoder.decode(zlib.decompress(self._blocks[block]))
-        return rows
+    def extend(self, rows: Iterable[T]) -> None:
+        """Append rows."""
+        for row in rows:
+            self._last.append(row)
+            self._count += 1
+            if len(self._last) == BLOCK:
+                self._blocks.append(zlib.compress(self._encoder.encode(self._last), 1))
+                self._last = []
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(self._count)[index]]
-        block, place = divmod(range(self._count)[index], BLOCK)
-        return self._read(block)[place]
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[T]:
-        for block in range(len(self._blocks)):
-            yield from self._unpack(block)
+        for block in self._blocks:
+            yield from self._decoder.decode(zlib.decompress(block))
+        yield from self._last
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+        return isinstance(other, Sequence) and list(self) == list(other)

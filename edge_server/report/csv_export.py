@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from edge_server.report.digest import (
     Traffic,
     known_fleet_scopes,
 )
+from edge_server.report.sites.digest import MixingDigest, SiteDigest, SitesDigest
 from edge_server.report.targets import costs_to_targets
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
@@ -53,18 +53,20 @@ class Line(NamedTuple):
     clock: str = ""
 
 
-def render_csv(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
-    """Return the runs' values and their costs to each target as CSV with a header.
+class _Writable:
+    """A file that returns the text of each line instead of keeping it."""
 
-    Args:
-        more: Lines about several runs together.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Line._fields)
-    lines = itertools.chain(*map(csv_lines, runs), _target_lines(runs, targets), more)
-    writer.writerows([_escape_formula(cell) for cell in line] for line in lines)
-    return text.getvalue()
+    def write(self, text: str) -> str:
+        return text
+
+
+def csv_text(runs: Sequence[Digest], targets: Sequence[float] = (), sites: Iterable[SitesDigest] = ()) -> Iterator[str]:
+    """Yield a CSV file's lines: the header, the runs' values, their costs to each target, the values of sites."""
+    writer = csv.writer(_Writable(), lineterminator="\n")
+    site_lines = itertools.chain.from_iterable(map(csv_site_lines, sites))
+    lines = itertools.chain(*map(csv_lines, runs), _target_lines(runs, targets), site_lines)
+    for line in itertools.chain([Line._fields], lines):
+        yield writer.writerow(map(_escape_formula, line))
 
 
 def _escape_formula(cell: float | str) -> float | str:
@@ -75,7 +77,7 @@ def _escape_formula(cell: float | str) -> float | str:
 def csv_lines(run: Digest) -> Iterator[Line]:
     """Yield all values of a run."""
     figures = {"algorithm": run.plan.algorithm.name, "outcome": run.outcome, "cause": run.cause}
-    yield from _lines(run, "", "", iter((figures | {f"device_{run.metric.name}": run.on_devices}).items()))
+    yield from _lines(run, "", "", iter((figures | {f"device_{run.metric.name}": run.metric_value("device")}).items()))
     for round_ in run.rounds:
         yield from _lines(run, round_.round, "", _round_figures(run, round_))
     for device in run.devices:
@@ -126,7 +128,7 @@ def _device_figures(run: Digest, device: DeviceDigest) -> Figures:
     yield "version", device.version or None
     for name in ("went_away", "selected", "arrived", "late", "failed"):
         yield name, getattr(device, name)
-    yield run.metric.name, device.metric_value
+    yield run.metric.name, device.metric_value()
     yield from ((f"most.{name}", value) for name, value in device.most.items())
     yield "seconds.rounds", Amount(value=device.rounds_s)
     yield from _cost_figures(run, device)
@@ -154,3 +156,55 @@ def _cost_figures(run: Digest, entry: TaskDigest | DeviceDigest) -> Figures:
 def _traffic_figures(run: Digest, traffic: Traffic) -> Figures:
     model = ("bytes_up", "bytes_down")
     return ((name, getattr(traffic, name)) for name in (*model, *sorted({*run.traffic} - {*model})))
+
+
+def csv_site_lines(digest: SitesDigest) -> Iterator[Line]:
+    """Yield all values of the sites of a plan."""
+    runs = {site.site: site.run for site in digest.sites}
+
+    def lines(run: str, number: int | str, figures: Figures) -> Iterator[Line]:
+        return (make_line(run, number, "", name, value, live=digest.live) for name, value in figures)
+
+    yield from lines(digest.name, "", iter([("zeta", digest.zeta)]))
+    for site in digest.sites:
+        yield from lines(site.run, "", _site_figures(site))
+    for mixing in digest.mixings:
+        yield from lines(digest.name, mixing.round, _mixing_figures(digest, mixing))
+        for name, seconds in mixing.seconds.items():
+            yield from lines(runs[name], mixing.round, iter([("seconds.gossip", Amount(value=seconds))]))
+        yield from lines(digest.name, mixing.round, (("edge.off", edge) for edge in mixing.off))
+    for edge in digest.edges:
+        figures: dict[str, Value] = {"on": edge.on, "off": edge.off, "bytes": Amount(value=edge.bytes)}
+        prefix = f"edge.{edge.one}-{edge.other}"
+        yield from lines(digest.name, "", ((f"{prefix}.{name}", value) for name, value in figures.items()))
+    for stretch in digest.coordinated:
+        text = f"{stretch.coordinator}, term {stretch.term}, rounds {stretch.first} to {stretch.last}"
+        yield from lines(digest.name, "", iter([("coordinated", f"{text}, for {' '.join(stretch.sites)}")]))
+    for name, spread in ((name, spread) for name, spreads in digest.given.items() for spread in spreads):
+        parts = ("least", "median", "most")
+        values = ((f"given.{name}.{part}", getattr(spread, part)) for part in parts)
+        yield from lines(runs[spread.site], spread.round, values)
+
+
+def _site_figures(site: SiteDigest) -> Figures:
+    yield "site", site.site
+    yield "joules.spent", site.joules
+    if site.share_joules is not None:
+        yield "joules.allowed", Amount(value=site.share_joules + site.moved_joules)
+    yield "seconds.gossip", Amount(value=site.gossip_s)
+    yield "seconds.transfer", Amount(value=site.transfer_s)
+    yield "bytes.gossip_up", Amount(value=site.bytes_up)
+    yield "bytes.gossip_down", Amount(value=site.bytes_down)
+    yield "decided_for_others", site.decided
+
+
+def _mixing_figures(digest: SitesDigest, mixing: MixingDigest) -> Figures:
+    yield f"{digest.metric.name}.mean", mixing.mean
+    yield "disagreement.before", mixing.before
+    yield "disagreement.after", mixing.after
+    yield "disagreement.mean_moved", mixing.moved
+    yield "seconds.whole", Amount(value=mixing.whole_s)
+    yield "joules.whole", mixing.whole_joules
+    for kind, allowed in (("seconds", mixing.allowed_s), ("joules", mixing.allowed_joules)):
+        if allowed is not None:
+            yield f"{kind}.allowed", Amount(value=allowed)

@@ -32,14 +32,23 @@ TRAFFIC_LABELS: Mapping[str, str] = {
 SPLIT_TRAFFIC = ("gradient_bytes", "features_bytes")
 """Traffic that only a split session has."""
 Metrics: TypeAlias = "dict[str, float] | msgspec.UnsetType"
-
+ValueOrUnset: TypeAlias = "float | msgspec.UnsetType | None"
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
 TaskValue: TypeAlias = float | str
 
 
 class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the parts of a digest."""
+    """Part of a digest.
+
+    Fields named `value` are of the metric by which the run is compared, unset if that is the accuracy.
+    """
+
+    def metric_value(self, scope: Scope = "") -> float | None:
+        """Return the metric by which the run is compared; None if it was not measured."""
+        value, accuracy = (getattr(self, f"{scope}_{name}".removeprefix("_")) for name in ("value", "accuracy"))
+        known: float | None = accuracy if value is msgspec.UNSET else value
+        return known
 
 
 class Activities(DigestPart, frozen=True, kw_only=True):
@@ -115,25 +124,20 @@ class SpentByRound(Traffic, frozen=True, kw_only=True):
 
 
 class RoundDigest(Traffic, frozen=True, kw_only=True):
-    """One round.
+    """One round; `until` is the cumulative spending at its end.
 
     Attributes:
         online: Devices that were connected when it began; None if not recorded.
         selected: Devices with an assignment; each counts as arrived, late or failed.
         accuracy: Of the aggregated model on the server's test data; with personal models, or if the server tests
             nothing, `fleet_accuracy`.
-        class_accuracy: Of the aggregated model on the server's test data by class, in the order of the labels; None for
-            a class without examples. Empty if not recorded.
+        class_accuracy: Of the aggregated model on the server's test data by label; None for a class without examples.
         global_accuracy: With personal models, of the aggregated model on the server's test data.
         device_accuracy: As measured by the round's devices.
         fleet_accuracy: As measured by all online devices on held-out data after the round: weighted by examples for one
             model, the mean over personal models.
-        value, device_value, global_value, fleet_value: As the accuracies of these names, in a run that is compared by
-            another metric; unset in others.
-        metrics: Other metrics of the aggregated model on the server's test data, by name; unset without any.
-        terms: Metrics of the algorithm by name: mean loss terms, supervised steps.
-        joules: Sum over its devices.
-        until: Cumulative spending at its end.
+        metrics: Other metrics of the aggregated model on the server's test data.
+        terms: Metrics of the algorithm: mean loss terms, supervised steps.
     """
 
     round: int
@@ -150,34 +154,25 @@ class RoundDigest(Traffic, frozen=True, kw_only=True):
     device_accuracy: float | None
     global_accuracy: float | None = None
     fleet_accuracy: float | None = None
-    value: float | msgspec.UnsetType | None = msgspec.UNSET
-    device_value: float | msgspec.UnsetType | None = msgspec.UNSET
-    global_value: float | msgspec.UnsetType | None = msgspec.UNSET
-    fleet_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    value: ValueOrUnset = msgspec.UNSET
+    device_value: ValueOrUnset = msgspec.UNSET
+    global_value: ValueOrUnset = msgspec.UNSET
+    fleet_value: ValueOrUnset = msgspec.UNSET
     metrics: Metrics = msgspec.UNSET
     terms: dict[str, float] = {}
     seconds: float
     joules: Amount
     until: SpentByRound
 
-    def metric_value(self, scope: Scope = "") -> float | None:
-        """Return the metric by which the run is compared; None if it was not measured."""
-        name = "accuracy" if self.value is msgspec.UNSET else "value"
-        value: float | msgspec.UnsetType | None = getattr(self, f"{scope}_{name}" if scope else name)
-        return None if value is msgspec.UNSET else value
-
 
 class DeviceDigest(Traffic, frozen=True, kw_only=True):
-    """One device over all rounds that selected it.
+    """One device over all rounds that selected it, which lasted `rounds_s`.
 
     Attributes:
-        board: Id of its firmware profile; empty if not recorded.
-        version: Version of its agent; empty if not recorded.
+        board: Id of its firmware profile.
         went_away: Number of disconnections during the run.
-        rounds_s: Seconds of the rounds that selected it.
         accuracy: Of the final or its personal model on its held-out examples.
-        value: The same in a run that is compared by another metric; unset in others.
-        most: Highest recorded value of each of `MOST_READINGS`, by name.
+        most: Highest recorded value of each of `MOST_READINGS`.
     """
 
     device: str
@@ -192,13 +187,8 @@ class DeviceDigest(Traffic, frozen=True, kw_only=True):
     seconds: Seconds
     joules: Joules
     accuracy: float | None = None
-    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    value: ValueOrUnset = msgspec.UNSET
     most: dict[str, float] = {}
-
-    @property
-    def metric_value(self) -> float | None:
-        """The metric by which the run is compared; None if it was not measured."""
-        return self.accuracy if self.value is msgspec.UNSET else self.value
 
 
 class Digest(DigestPart, frozen=True, kw_only=True):
@@ -214,8 +204,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         notes: Warnings to readers of its values.
         refused: Messages that the server rejected, counted by reason.
         device_accuracy: Of the final or the personal models on the devices' held-out examples.
-        device_value: The same in a run that is compared by another metric; unset in others.
-        compared: That metric; unset in runs compared by the accuracy.
+        compared: Metric by which its models are compared; unset for the accuracy.
         classes: Class names in the order of the labels, if known.
         personal: Whether devices use personal models; `accuracy` then refers to these.
         measuring: Joules spent before the first round on timing training steps.
@@ -232,7 +221,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     notes: list[str] = []
     refused: dict[str, int] = {}
     device_accuracy: float | None = None
-    device_value: float | msgspec.UnsetType | None = msgspec.UNSET
+    device_value: ValueOrUnset = msgspec.UNSET
     compared: ComparedMetric | msgspec.UnsetType = msgspec.UNSET
     classes: list[str] = []
     personal: bool = False
@@ -248,9 +237,9 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         return self.compared or ACCURACY
 
     @property
-    def on_devices(self) -> float | None:
-        """This metric of the final or the personal models on the devices' held-out examples."""
-        return self.device_accuracy if self.device_value is msgspec.UNSET else self.device_value
+    def clock(self) -> str:
+        """The kind of clock of its seconds: `wall` or `virtual`."""
+        return "wall" if self.live else "virtual"
 
     @property
     def split(self) -> bool:

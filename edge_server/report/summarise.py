@@ -11,7 +11,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -59,18 +59,20 @@ from edge_server.report.digest import (
     TaskDigest,
     TaskValue,
     Traffic,
+    ValueOrUnset,
 )
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Update, Value
 
 PARTS = ("download", "compute", "exchange", "upload")
 MEASURING_ROUND = 0
+TRAFFIC = Traffic.__struct_fields__
 TASK_AMOUNTS = {
     name: attrgetter(name)
     for name in (
         *(f"seconds.{name}" for name in Seconds.__struct_fields__),
         *(f"joules.{name}" for name in Joules.__struct_fields__),
-        *Traffic.__struct_fields__,
+        *TRAFFIC,
     )
 }
 """Getters of the amounts of a task, by name."""
@@ -83,14 +85,15 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
     Raises:
         ConfigError: The journal has no `RunOpened` record.
     """
-    return digest_record(RunRecord(records))
-
-
-def digest_record(run: RunRecord) -> Digest:
-    """Return the digest of a run; a round that has not ended is left out."""
-    tasks, opening, evaluation = PackedRows(_tasks(run), TaskDigest), run.opening, run.last_evaluation
-    closing, servers = run.last_of(RunClosed), list(select(run.records, ServerBegan))
-    measuring = run.costs.get(MEASURING_ROUND, {}).values()
+    run = RunRecord(records)
+    rounds, tasks, sums = _RoundDigests(run), PackedRows(TaskDigest), defaultdict[str, _DeviceSums](_DeviceSums)
+    for end, round_tasks in _tasks_by_round(run):
+        tasks.extend(round_tasks)
+        rounds.add(end, round_tasks)
+        for task in round_tasks:
+            sums[task.device].add(task, end.seconds)
+    opening, closing, servers = run.opening, run.last_of(RunClosed), list(select(records, ServerBegan))
+    evaluation, measuring = run.last_evaluation, run.costs.get(MEASURING_ROUND, {}).values()
     return Digest(
         run=opening.run,
         live=bool(opening.started),
@@ -99,23 +102,23 @@ def digest_record(run: RunRecord) -> Digest:
         cause=closing.cause if closing else "",
         versions=servers[-1].versions if servers else {},
         servers=len(servers),
-        notes=[note.what for note in select(run.records, Noted)],
-        went_back=sum(not record.missed for record in select(run.records, Rewound)),
+        notes=[note.what for note in select(records, Noted)],
+        went_back=sum(not record.missed for record in select(records, Rewound)),
         refused=dict(sorted(sum((Counter(end.refused) for end in run.ends), Counter[str]()).items())),
         device_accuracy=share_or_none(devices_value(evaluation, ACCURACY)),
         device_value=_value_or_unset(devices_value(evaluation, run.metric), run.metric),
         compared=msgspec.UNSET if run.metric == ACCURACY else run.metric,
         classes=_class_names(run),
-        personal=is_personal(run.records),
+        personal=rounds.personal,
         measuring=sum_known(sum_known(_cost_parts(cost, "joules")) for cost in measuring),
         plan=opening.plan,
-        rounds=_rounds(run, tasks),
-        devices=_devices(run, tasks),
+        rounds=rounds.digests,
+        devices=_devices(run, sums),
         tasks=tasks,
     )
 
 
-def _value_or_unset(value: float | None, metric: ComparedMetric) -> float | msgspec.UnsetType | None:
+def _value_or_unset(value: float | None, metric: ComparedMetric) -> ValueOrUnset:
     """Return a plausible value of a metric other than the accuracy."""
     return msgspec.UNSET if metric == ACCURACY else amount_or_unknown(value).value
 
@@ -124,44 +127,60 @@ def _class_names(run: RunRecord) -> list[str]:
     """Return the class names as devices reported them last, else the plan's."""
     openings = valid_records(run.records, RoundOpened, newest_first=True)
     planned = run.opening.plan.data.classes if run.opening.plan.data else msgspec.UNSET
-    classes = (names for names in chain((opening.classes for opening in openings), [planned]))
+    classes = chain((opening.classes for opening in openings), [planned])
     return list(next((names for names in classes if names is not msgspec.UNSET), ()))
 
 
-def _tasks(run: RunRecord) -> Iterator[TaskDigest]:
-    """Yield the tasks of closed rounds."""
+def _tasks_by_round(run: RunRecord) -> Iterator[tuple[RoundClosed, list[TaskDigest]]]:
+    """Yield each closed round with its tasks; one whose opening is lost has none."""
     openings, rounds = dict[int, RoundOpened](), run.opening.plan.rounds
     for record in valid_records(run.records, RoundOpened, RoundClosed):
         if isinstance(record, RoundOpened) and record.round <= rounds + 1:  # none of an evaluation, which never closes
             openings[record.round] = record
-        elif isinstance(record, RoundClosed) and (opening := openings.pop(record.round, None)):
-            yield from _round_tasks(run, opening, record)
+        elif isinstance(record, RoundClosed):
+            opening = openings.pop(record.round, None)
+            yield record, _round_tasks(run, opening, record) if opening else []
 
 
-def _round_tasks(run: RunRecord, opening: RoundOpened, end: RoundClosed) -> Iterator[TaskDigest]:
+def _round_tasks(run: RunRecord, opening: RoundOpened, end: RoundClosed) -> list[TaskDigest]:
     costs, updates = run.costs.get(end.round, {}), run.costs.updates(end.round)
     statistics: Mapping[str, Cost] = {}
     if end.statistics_batches is not None:
         statistics = run.costs.get(run.opening.plan.rounds + 1 + end.round, {})
-    for device, assignment in sorted(opening.assignments.items()):
-        task = _task(end, device, assignment, costs.get(device), updates.get(device))
-        yield _add_statistics(task, end, statistics.get(device))
+    return [
+        _task(end, device, assignment, costs.get(device), updates.get(device), statistics.get(device))
+        for device, assignment in sorted(opening.assignments.items())
+    ]
 
 
 def _task(
-    end: RoundClosed, device: str, assignment: Assignment, cost: Cost | None, update: Update | None
+    end: RoundClosed,
+    device: str,
+    assignment: Assignment,
+    cost: Cost | None,
+    update: Update | None,
+    statistics: Cost | None,
 ) -> TaskDigest:
+    """Return a task; `statistics` is the cost of re-measuring running statistics if its device took part in that."""
     is_arrived, split = device in end.arrived, assignment.steps > 0
     update = update if is_arrived else None
-    seconds, joules = (_cost_parts(cost, unit, split=split) for unit in ("s", "joules"))
+    parts_s, parts_j = (_cost_parts(cost, unit, split=split) for unit in ("s", "joules"))
+    above_idle = _above_idle(cost, parts_s, parts_j)
+    seconds, joules = (dict(zip(PARTS, parts, strict=True)) for parts in (parts_s, parts_j))
     traffic = {
         name: cost_amount(cost, name) if split or name not in SPLIT_TRAFFIC else NONE
-        for name in Traffic.__struct_fields__
+        for name in TRAFFIC
         if name != "statistics_bytes"
     }
     traffic["bytes_up"] = amount_or_unknown(end.bytes_up.get(device))
     if device in end.bytes_down:
         traffic["bytes_down"] = amount_or_unknown(end.bytes_down[device])
+    if statistics is not None:
+        parts_s, parts_j = (_cost_parts(statistics, unit, split=True) for unit in ("s", "joules"))
+        seconds["statistics"], joules["statistics"] = sum_known(parts_s), sum_known(parts_j)
+        above_idle = sum_known([above_idle, _above_idle(statistics, parts_s, parts_j)])
+        names = ("bytes_down", "bytes_up", *SPLIT_TRAFFIC)
+        traffic["statistics_bytes"] = sum_known(cost_amount(statistics, name) for name in names)
     return TaskDigest(
         round=end.round,
         device=device,
@@ -170,27 +189,9 @@ def _task(
         told=_task_values(assignment),
         examples=update.num_examples if update else None,
         loss=amount_or_unknown(update.loss).value if update else None,
-        seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=remaining_seconds(end.seconds, seconds)),
-        joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
+        seconds=Seconds(**seconds, waiting=remaining_seconds(end.seconds, list(seconds.values()))),
+        joules=Joules(**joules, above_idle=above_idle),
         **traffic,
-    )
-
-
-def _add_statistics(task: TaskDigest, end: RoundClosed, cost: Cost | None) -> TaskDigest:
-    """Return a task with the cost of re-measuring running statistics added, if its device took part."""
-    if cost is None:
-        return task
-    seconds, joules = (_cost_parts(cost, unit, split=True) for unit in ("s", "joules"))
-    in_all = sum_known(seconds)
-    amounts = [amount for part in PARTS if (amount := getattr(task.seconds, part)) != NONE]
-    waiting = remaining_seconds(end.seconds, [*amounts, in_all])
-    above_idle = sum_known([task.joules.above_idle, _above_idle(cost, seconds, joules)])
-    replace = msgspec.structs.replace
-    return replace(
-        task,
-        seconds=replace(task.seconds, statistics=in_all, waiting=waiting),
-        joules=replace(task.joules, statistics=sum_known(joules), above_idle=above_idle),
-        statistics_bytes=sum_known(cost_amount(cost, name) for name in ("bytes_down", "bytes_up", *SPLIT_TRAFFIC)),
     )
 
 
@@ -232,102 +233,67 @@ def sum_joules(task: TaskDigest | DeviceDigest) -> Amount:
     return sum_known(getattr(task.joules, part) for part in (*PARTS, "statistics"))
 
 
-def _rounds(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[RoundDigest]:
-    online = {opening.round: opening.online for opening in valid_records(run.records, RoundOpened)}
-    by_number = groupby(tasks, key=attrgetter("round"))
-    number, group = next(by_number, (0, iter(())))
-    personal = is_personal(run.records)
-    by_fleet = personal or all(server_value(end, run.metric) is None for end in run.ends)
-    digests: list[RoundDigest] = []
-    until = SpentByRound(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
-    for end in run.ends:
-        round_tasks = list[TaskDigest]()
-        if number == end.round:
-            round_tasks = list(group)
-            number, group = next(by_number, (0, iter(())))
-        joules, traffic = sum_known(sum_joules(task) for task in round_tasks), _sum_traffic(round_tasks)
-        until = SpentByRound(
-            seconds=sum_known([until.seconds, amount_or_unknown(end.seconds)]),
-            joules=sum_known([until.joules, joules]),
-            bytes=sum_known([until.bytes, *traffic.values()]),
-            **{name: sum_known([getattr(until, name), amount]) for name, amount in traffic.items()},
+class _RoundDigests:
+    """Digests of rounds, added in order."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self._run, self.personal, self.digests = run, is_personal(run.records), list[RoundDigest]()
+        self._by_fleet = self.personal or all(server_value(end, run.metric) is None for end in run.ends)
+        self._online = {opening.round: opening.online for opening in valid_records(run.records, RoundOpened)}
+
+    def add(self, end: RoundClosed, tasks: Sequence[TaskDigest]) -> None:
+        """Add a round with its tasks."""
+        joules, metric = sum_known(map(sum_joules, tasks)), self._run.metric.name
+        traffic: dict[str, Any] = {name: sum_known(getattr(task, name) for task in tasks) for name in TRAFFIC}
+        digest = RoundDigest(
+            round=end.round,
+            outcome=end.outcome,
+            online=self._online.get(end.round),
+            selected=len(tasks),
+            **_count_arrivals(Counter(task.arrival for task in tasks)),
+            **self._compared_figures(end),
+            class_accuracy=[share_or_none(share) for share in end.class_accuracy or ()],
+            test_loss=amount_or_unknown(end.test_loss).value,
+            loss=amount_or_unknown(end.loss).value,
+            metrics={k: v for k, v in _sort_figures(end.metrics) if k != metric} or msgspec.UNSET,
+            terms={k: v for k, v in _sort_figures(end.terms) if amount_or_unknown(v).value is not None},
+            seconds=end.seconds,
+            joules=joules,
+            **traffic,
+            until=self._spent(amount_or_unknown(end.seconds), joules, traffic),
         )
-        digests.append(
-            RoundDigest(
-                round=end.round,
-                outcome=end.outcome,
-                online=online.get(end.round),
-                selected=len(round_tasks),
-                **_count_arrivals(round_tasks),
-                **_compared_figures(run, end, by_fleet=by_fleet, personal=personal),
-                class_accuracy=[share_or_none(share) for share in end.class_accuracy or ()],
-                test_loss=amount_or_unknown(end.test_loss).value,
-                loss=amount_or_unknown(end.loss).value,
-                metrics={k: v for k, v in _sort_figures(end.metrics) if k != run.metric.name} or msgspec.UNSET,
-                terms={k: v for k, v in _sort_figures(end.terms) if amount_or_unknown(v).value is not None},
-                seconds=end.seconds,
-                joules=joules,
-                **traffic,
-                until=until,
-            )
+        self.digests.append(digest)
+
+    def _spent(self, seconds: Amount, joules: Amount, traffic: Mapping[str, Amount]) -> SpentByRound:
+        """Return the spending by the end of the next round."""
+        spent = {"seconds": [seconds], "joules": [joules], "bytes": list(traffic.values())}
+        spent |= {name: [amount] for name, amount in traffic.items()}
+        before = self.digests[-1].until if self.digests else None
+        return SpentByRound(
+            **{name: sum_known([getattr(before, name, NONE), *amounts]) for name, amounts in spent.items()}
         )
-    return digests
+
+    def _compared_figures(self, end: RoundClosed) -> dict[str, Any]:
+        """Return the fields of `RoundDigest` for the compared metric; the fleet stands in for the server."""
+        metric, server = self._run.metric, server_value(end, self._run.metric)
+        values = {"device": devices_value(end, metric), "fleet": self._run.fleet_value(end.round)}
+        if metric == ACCURACY:
+            name, clean = "accuracy", share_or_none
+        else:
+            name, clean = "value", lambda value: amount_or_unknown(value).value
+        figures = {f"{scope}_{name}": clean(value) for scope, value in values.items()}
+        figures[f"global_{name}"] = clean(server) if self.personal else None
+        figures[name] = figures[f"fleet_{name}"] if self._by_fleet else clean(server)
+        accuracies = {"accuracy": share_or_none(end.accuracy), "device_accuracy": share_or_none(end.device_accuracy)}
+        return accuracies | figures
 
 
 def _sort_figures(figures: Mapping[str, float] | msgspec.UnsetType) -> list[tuple[str, float]]:
     return sorted(figures.items()) if figures else []
 
 
-def _compared_figures(run: RunRecord, end: RoundClosed, *, by_fleet: bool, personal: bool) -> dict[str, Any]:
-    """Return the fields of `RoundDigest` for the compared metric; the fleet stands in for the server."""
-    values = {"device": devices_value(end, run.metric), "fleet": run.fleet_value(end.round)}
-    server = server_value(end, run.metric)
-    if run.metric == ACCURACY:
-        name, clean = "accuracy", share_or_none
-    else:
-        name, clean = "value", lambda value: amount_or_unknown(value).value
-    figures = {f"{scope}_{name}": clean(value) for scope, value in values.items()}
-    figures[f"global_{name}"] = clean(server) if personal else None
-    figures[name] = figures[f"fleet_{name}"] if by_fleet else clean(server)
-    accuracies = {"accuracy": share_or_none(end.accuracy), "device_accuracy": share_or_none(end.device_accuracy)}
-    return accuracies | figures
-
-
-def _sum_traffic(tasks: Sequence[TaskDigest]) -> dict[str, Any]:
-    return {name: sum_known(getattr(task, name) for task in tasks) for name in Traffic.__struct_fields__}
-
-
-def _count_arrivals(tasks: Iterable[TaskDigest]) -> dict[str, Any]:
-    counts = Counter(task.arrival for task in tasks)
-    return {arrival: counts[arrival] for arrival in ARRIVALS}
-
-
-def _devices(run: RunRecord, tasks: Iterable[TaskDigest]) -> list[DeviceDigest]:
-    boards = {record.device: record.board for record in select(run.records, Sensed) if record.board}
-    versions = {record.device: record.version for record in select(run.records, Joined) if record.version}
-    departures = Counter(record.device for record in select(run.records, Left))
-    most, by_device = _highest_readings(run), defaultdict[str, _DeviceSums](_DeviceSums)
-    lengths = {end.round: end.seconds for end in run.ends}
-    for task in tasks:
-        by_device[task.device].add(task, lengths[task.round])
-    digests = []
-    for device in sorted(by_device, key=natural_order):
-        sums, metrics = by_device[device], run.last_evaluation.by_device.get(device, {})
-        digests.append(
-            DeviceDigest(
-                device=device,
-                board=boards.get(device, ""),
-                version=versions.get(device, ""),
-                went_away=departures[device],
-                most=most.get(device, {}),
-                selected=sums.arrivals.total(),
-                rounds_s=math.fsum(sums.rounds_s),
-                **sums.fields(),
-                accuracy=share_or_none(device_value(metrics, ACCURACY)),
-                value=_value_or_unset(device_value(metrics, run.metric), run.metric),
-            )
-        )
-    return digests
+def _count_arrivals(counts: Mapping[str, int]) -> dict[str, Any]:
+    return {arrival: counts.get(arrival, 0) for arrival in ARRIVALS}
 
 
 class _DeviceSums:
@@ -335,23 +301,45 @@ class _DeviceSums:
 
     def __init__(self) -> None:
         self.arrivals, self.rounds_s = Counter[str](), array("d")
-        self.amounts = defaultdict[str, AmountSum](AmountSum)
+        self._amounts = defaultdict[str, AmountSum](AmountSum)
 
     def add(self, task: TaskDigest, round_s: float) -> None:
         """Add a task of a round of so many seconds."""
         self.arrivals[task.arrival] += 1
         self.rounds_s.append(round_s)
         for name, read in TASK_AMOUNTS.items():
-            self.amounts[name].add(read(task))
+            self._amounts[name].add(read(task))
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of `DeviceDigest` that are sums."""
-        totals = {name: amounts.total() for name, amounts in self.amounts.items()}
-        seconds = Seconds(**{name: totals[f"seconds.{name}"] for name in Seconds.__struct_fields__})
-        joules = Joules(**{name: totals[f"joules.{name}"] for name in Joules.__struct_fields__})
-        counts = {str(arrival): self.arrivals[arrival] for arrival in ARRIVALS}
-        traffic = {name: totals[name] for name in Traffic.__struct_fields__}
-        return {"seconds": seconds, "joules": joules, **counts, **traffic}
+    def totals(self, names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+        """Return the sums of amounts."""
+        return {name: self._amounts[f"{prefix}{name}"].total() for name in names}
+
+
+def _devices(run: RunRecord, sums: Mapping[str, _DeviceSums]) -> list[DeviceDigest]:
+    boards = {record.device: record.board for record in select(run.records, Sensed) if record.board}
+    versions = {record.device: record.version for record in select(run.records, Joined) if record.version}
+    departures, most = Counter(record.device for record in select(run.records, Left)), _highest_readings(run)
+    digests = []
+    for device in sorted(sums, key=natural_order):
+        of_device, metrics = sums[device], run.last_evaluation.by_device.get(device, {})
+        digests.append(
+            DeviceDigest(
+                device=device,
+                board=boards.get(device, ""),
+                version=versions.get(device, ""),
+                went_away=departures[device],
+                most=most.get(device, {}),
+                selected=of_device.arrivals.total(),
+                rounds_s=math.fsum(of_device.rounds_s),
+                seconds=Seconds(**of_device.totals(Seconds.__struct_fields__, "seconds.")),
+                joules=Joules(**of_device.totals(Joules.__struct_fields__, "joules.")),
+                **_count_arrivals(of_device.arrivals),
+                **of_device.totals(TRAFFIC),
+                accuracy=share_or_none(device_value(metrics, ACCURACY)),
+                value=_value_or_unset(device_value(metrics, run.metric), run.metric),
+            )
+        )
+    return digests
 
 
 def _highest_readings(run: RunRecord) -> dict[str, dict[str, float]]:

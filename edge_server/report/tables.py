@@ -102,7 +102,7 @@ def summary_table(runs: Sequence[Digest]) -> Markup:
     if is_personal:
         models = (PERSONAL_MODELS if run.personal else "the aggregated model" for run in runs)
         rows[f"{name} refers to"] = map(_breakable, models)
-    rows[f"{name} on devices"] = _metric_cells(runs, [run.on_devices for run in runs])
+    rows[f"{name} on devices"] = _metric_cells(runs, [run.metric_value("device") for run in runs])
     for field, heading in _spending(runs).items():
         amounts = [getattr(total, field) if total else Amount() for total in totals]
         rows[heading] = _amounts(runs, amounts, field if field in ("seconds", "joules") else "bytes")

@@ -42,7 +42,7 @@ def sync(path: Path) -> None:
 
 def replace_file(
     path: Path,
-    data: bytes,
+    data: bytes | Iterable[bytes],
     *,
     durable: bool = True,
     concurrent: bool = False,
@@ -52,6 +52,7 @@ def replace_file(
     """Replace a file atomically: every reader sees the old content or the new one.
 
     Args:
+        data: The content, whole or in parts.
         durable: Whether to flush to the disk; if not, a power cut may bring the old content back.
         concurrent: Whether several processes may write it at once.
         mode: Permissions from the first byte on; None for those of the umask.
@@ -63,11 +64,11 @@ def replace_file(
     partial = path.with_name(f".{path.name}.part" + (f"-{os.getpid()}" if concurrent else ""))
     with explain_disk_errors(path):
         try:
-            _write(partial, data, mode, owner)
+            _write(partial, [data] if isinstance(data, bytes) else data, mode, owner)
             if durable:
                 sync(partial)
             partial.replace(path)
-        except OSError:
+        except Exception:
             with suppress(OSError):
                 partial.unlink()  # may be what fills the disk
             raise
@@ -75,16 +76,17 @@ def replace_file(
             sync(path.parent)
 
 
-def _write(path: Path, data: bytes, mode: int | None, owner: tuple[int, int] | None) -> None:
+def _write(path: Path, parts: Iterable[bytes], mode: int | None, owner: tuple[int, int] | None) -> None:
     if mode is None:
-        path.write_bytes(data)
+        with path.open("wb") as file:
+            file.writelines(parts)
         return
     path.unlink(missing_ok=True)  # a leftover of a crash may be readable to others, or open in another process
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)
         if owner:
             os.fchown(file.fileno(), owner[0], owner[1])
-        file.write(data)
+        file.writelines(parts)
 
 
 class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs three times as much without an error

@@ -22,7 +22,7 @@ from edge_server.report.digest import (
     common_metric,
     known_fleet_scopes,
 )
-from edge_server.report.summarise import PARTS, digest_record
+from edge_server.report.summarise import PARTS, digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
 Skips: TypeAlias = Counter[tuple[str, str]]
@@ -160,7 +160,7 @@ def compare_runs(
         ConfigError: A journal lacks the start of its run.
     """
     runs = RunRecord(recorded), RunRecord(replayed)
-    digests = digest_record(runs[0]), digest_record(runs[1])
+    digests = digest_run(recorded), digest_run(replayed)
     skipped: Skips = Counter()
     updates = [{key: timed.record for key, timed in run.accepted.items()} for run in runs]
     both = sorted(updates[0].keys() & updates[1].keys())

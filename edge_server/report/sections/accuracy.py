@@ -41,8 +41,7 @@ def _class_name(runs: Sequence[Digest], label: int) -> str:
 
 def _device_table(runs: Sequence[Digest]) -> Markup | None:
     values = [
-        {device.device: device.metric_value for device in run.devices if device.metric_value is not None}
-        for run in runs
+        {device.device: value for device in run.devices if (value := device.metric_value()) is not None} for run in runs
     ]
     devices = sorted({device for by_device in values for device in by_device}, key=natural_order)
     if len(devices) > MOST_BARS:

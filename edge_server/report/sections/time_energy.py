@@ -144,7 +144,7 @@ def _device_table(run: Digest) -> Markup:
     for heading, (kind, name) in amounts.items():
         read_amount = attrgetter(name) if name else sum_joules
         columns[heading] = [format_amount(read_amount(device), kind) for device in run.devices]
-    columns[run.metric.name] = [format_metric(device.metric_value, run.metric) for device in run.devices]
+    columns[run.metric.name] = [format_metric(device.metric_value(), run.metric) for device in run.devices]
     for name, heading in READING_HEADINGS.items():
         if any(device.most.get(name) for device in run.devices):
             columns[heading] = [_highest_reading(device, name) for device in run.devices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.journal.records import Evaluated, RoundOpened
-from edge_server.report.csv_export import render_csv
+from edge_server.report.csv_export import csv_text
 from edge_server.report.page import render_page
 from edge_server.report.sections.decisions import BOOKKEEPING
 from edge_server.report.summarise import digest_run
@@ -114,7 +114,7 @@ def test_accuracy_by_class_stands_side_by_side():
         "25.00 % 1. run: 25.00 %",
     ]
     assert [float(one.attributes["width"]) for one in table.all("rect")] == pytest.approx([900, 250])
-    assert "run,2,,class_accuracy.2,0.25," in render_csv(digests)
+    assert "run,2,,class_accuracy.2,0.25," in "".join(csv_text(digests))
 
 
 def test_a_methods_own_figures_are_in_charts_tables_and_lines():
@@ -125,7 +125,7 @@ def test_a_methods_own_figures_are_in_charts_tables_and_lines():
     captions = {one.text for one in parsed(render_page(runs)).all("figcaption")}
     assert {"clustering loss", "supervised steps"} <= captions
     assert "clustering loss" not in {one.text for one in parsed(render_page(runs[1:])).all("figcaption")}
-    assert "run,2,,terms.clustering_loss,1.5," in render_csv(runs)
+    assert "run,2,,terms.clustering_loss,1.5," in "".join(csv_text(runs))
     table = rounds_table(records)
     assert [one.heading for one in table.columns][-2:] == ["clustering\nloss", "supervised\nsteps"]
     assert [row[-2:] for row in table.rows] == [("2.5", "20"), ("1.5", "13")]

@@ -14,9 +14,9 @@ from edge_server.journal.decision import TermBegan
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
 from edge_server.journal.runs import find_site_runs
 from edge_server.replay.run import replay_sites
+from edge_server.report.csv_export import csv_site_lines
 from edge_server.report.page import render_page
 from edge_server.report.sites.digest import SitesDigest
-from edge_server.report.sites.lines import csv_site_lines
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
 from edge_server.sites.overview import write_rounds

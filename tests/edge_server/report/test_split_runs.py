@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 
 from edge_server.journal.records import CostSettled, RoundOpened
 from edge_server.record.amounts import NONE, UNKNOWN, Amount
-from edge_server.report.csv_export import render_csv
+from edge_server.report.csv_export import csv_text
 from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run, sum_joules
 from edge_server.report.targets import costs_to_targets
@@ -110,7 +109,7 @@ def test_a_run_beside_a_split_one_has_no_features():
 
 def test_the_csv_and_the_json_hold_both():
     run = digest_run(split_run())
-    lines = list(csv.DictReader(io.StringIO(render_csv([run]))))
+    lines = list(csv.DictReader(csv_text([run])))
     found = {(one["round"], one["device"], one["figure"]): one for one in lines}
     assert found["1", "a", "features_bytes"]["value"] == "8000"
     assert found["1", "a", "features_bytes"]["unit"] == "B"
@@ -118,9 +117,7 @@ def test_the_csv_and_the_json_hold_both():
     assert found["2", "", "gradient_bytes"]["value"] == "12000"
     assert found["", "b", "gradient_bytes"]["value"] == "12000"
     assert found["2", "", "bytes.until"]["value"] == "63000"
-    assert not [
-        one for one in csv.DictReader(io.StringIO(render_csv([digest_run(small())]))) if "exchange" in one["figure"]
-    ]
+    assert not [one for one in csv.DictReader(csv_text([digest_run(small())])) if "exchange" in one["figure"]]
     assert (
         msgspec.json.decode(msgspec.json.encode(run, enc_hook=list))["rounds"][1]["until"]["features_bytes"]["value"]
         == 32_000.0

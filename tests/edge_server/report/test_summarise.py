@@ -20,7 +20,7 @@ from edge_server.journal.records import (
     ServerBegan,
 )
 from edge_server.record.amounts import NONE, UNKNOWN, Amount
-from edge_server.report.csv_export import render_csv
+from edge_server.report.csv_export import csv_text
 from edge_server.report.page import render_page
 from edge_server.report.sections.time_energy import time_and_energy
 from edge_server.report.summarise import digest_run, sum_joules
@@ -209,7 +209,7 @@ def test_the_highest_of_a_gpu_and_of_swap_is_told_of_boards_that_have_them():
     assert "90.00 %" in page
     assert "66.5 °C" in page
     assert "MiB" not in page, "of swap"
-    assert ",a,most.gpu.hottest_celsius,66.5," in render_csv([run])
+    assert ",a,most.gpu.hottest_celsius,66.5," in "".join(csv_text([run]))
 
 
 def test_measuring_before_the_first_round_is_kept_apart():

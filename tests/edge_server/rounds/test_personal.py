@@ -33,7 +33,7 @@ from edge_server.replay.run import replay_plan as play_replay
 from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
-from edge_server.report.csv_export import render_csv
+from edge_server.report.csv_export import csv_text
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
@@ -177,7 +177,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
     assert summarise_run(StoredRun(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
-    assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in render_csv([came]).splitlines()}
+    assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_text([came])}
     assert names_all(device_lines(records)[0], f"{four.accuracy:.4f}")
     again = to_records(trace_of(records))
     assert evaluations(again) == [two, four]
