@@ -12,7 +12,7 @@ from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_roun
 from edge_server.plan import data as plan_data
 from edge_server.plan import plan as plans
 from edge_server.replay.run import replay_plan
-from edge_server.replay.trace.portable_plan import make_portable
+from edge_server.replay.trace.transfer import make_portable
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.data import load as data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -202,3 +202,15 @@ def _working_spans(run: RunRecord) -> dict[str, list[tuple[float, float, int]]]:
             end_s = min((moment for moment in moments if moment is not None), default=float("inf"))
             spans.setdefault(device, []).append((opening.at_s or 0.0, end_s, number))
     return spans
+
+
+ROWS: Mapping[str, Callable[[RunRecord], Iterator[msgspec.Struct]]] = {
+    "tasks": task_rows,
+    "steps": step_rows,
+    "rounds": round_rows,
+    "decisions": decision_rows,
+    "readings": reading_rows,
+    "facts": fact_rows,
+    "availability": presence_rows,
+}
+"""Rows of a run by table of a trace."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from edge_server.record.amounts import NONE, Amount
@@ -76,35 +77,41 @@ def _escape_formula(cell: float | str) -> float | str:
 
 def csv_lines(run: Digest) -> Iterator[Line]:
     """Yield all values of a run."""
+    lines = partial(_make_lines, run.run, run.clock)
     figures = {"algorithm": run.plan.algorithm.name, "outcome": run.outcome, "cause": run.cause}
-    yield from _lines(run, "", "", iter((figures | {f"device_{run.metric.name}": run.metric_value("device")}).items()))
+    yield from lines((figures | {f"device_{run.metric.name}": run.metric_value("device")}).items())
     for round_ in run.rounds:
-        yield from _lines(run, round_.round, "", _round_figures(run, round_))
+        yield from lines(_round_figures(run, round_), round_.round)
+    traffic, split = run.traffic, run.split
     for device in run.devices:
-        yield from _lines(run, "", device.device, _device_figures(run, device))
+        yield from lines(_device_figures(run, device), device=device.device)
     for task in run.tasks:
-        yield from _lines(run, task.round, task.device, _task_figures(run, task))
+        yield from lines(_task_figures(task, traffic, split=split), task.round, task.device)
 
 
-def _lines(run: Digest, number: int | str, device: str, figures: Figures) -> Iterator[Line]:
-    return (make_line(run.run, number, device, name, value, live=run.live) for name, value in figures)
-
-
-def make_line(run: str, number: int | str, device: str, name: str, value: Value, *, live: bool) -> Line:
-    """Return the line of a value; the kind of an amount is in its name."""
-    if not isinstance(value, Amount):
-        return Line(run, number, device, name, *(("", "", "no") if value is None else (value,)))
-    kind = "bytes" if name.endswith(("_bytes", ".bytes")) else name.partition(".")[0].partition("_")[0]
-    number_text: float | str = "" if value.value is None else round(value.value) if kind == "bytes" else value.value
-    complete = "yes" if value.whole and value.value is not None else "no"
-    clock = ("wall" if live else "virtual") if kind == "seconds" else ""
-    return Line(run, number, device, name, number_text, UNITS[kind], complete, value.quality or "", clock)
+def _make_lines(
+    run: str, clock: str, figures: Iterable[tuple[str, Value]], number: int | str = "", device: str = ""
+) -> Iterator[Line]:
+    """Yield a line of each value; the kind of an amount is in its name."""
+    for name, value in figures:
+        if isinstance(value, Amount):
+            kind = "bytes" if name.endswith(("_bytes", ".bytes")) else name.partition(".")[0].partition("_")[0]
+            complete = "yes" if value.whole and value.value is not None else "no"
+            cell: float | str = "" if value.value is None else round(value.value) if kind == "bytes" else value.value
+            quality, seconds_clock = value.quality or "", clock if kind == "seconds" else ""
+            yield Line(run, number, device, name, cell, UNITS[kind], complete, quality, seconds_clock)
+        elif value is None:
+            yield Line(run, number, device, name, "", "", "no")
+        else:
+            yield Line(run, number, device, name, value)
 
 
 def _target_lines(runs: Sequence[Digest], targets: Sequence[float]) -> Iterator[Line]:
     for run, cost in zip(itertools.cycle(runs), costs_to_targets(runs, targets), strict=False):
         figures = {"rounds": cost.round, "seconds": cost.seconds, "joules": cost.joules, "bytes": cost.bytes}
-        yield from _lines(run, "", "", ((f"{kind}.to_{cost.target:g}", value) for kind, value in figures.items()))
+        yield from _make_lines(
+            run.run, run.clock, ((f"{kind}.to_{cost.target:g}", value) for kind, value in figures.items())
+        )
 
 
 def _round_figures(run: Digest, round_: RoundDigest) -> Figures:
@@ -119,7 +126,7 @@ def _round_figures(run: Digest, round_: RoundDigest) -> Figures:
     yield from ((f"terms.{name}", value) for name, value in round_.terms.items())
     yield "seconds", Amount(value=round_.seconds)
     yield "joules", round_.joules
-    yield from _traffic_figures(run, round_)
+    yield from _traffic_figures(round_, run.traffic)
     yield from ((f"{name}.until", getattr(round_.until, name)) for name in UNITS)
 
 
@@ -131,59 +138,55 @@ def _device_figures(run: Digest, device: DeviceDigest) -> Figures:
     yield run.metric.name, device.metric_value()
     yield from ((f"most.{name}", value) for name, value in device.most.items())
     yield "seconds.rounds", Amount(value=device.rounds_s)
-    yield from _cost_figures(run, device)
+    yield from _cost_figures(device, run.traffic, split=run.split)
 
 
-def _task_figures(run: Digest, task: TaskDigest) -> Figures:
+def _task_figures(task: TaskDigest, traffic: Iterable[str], *, split: bool) -> Figures:
     yield "arrival", task.arrival
     if task.cause:
         yield "cause", task.cause
     yield "examples", task.examples
     yield "loss", task.loss
     yield from ((f"told.{name}", value) for name, value in task.told.items())
-    yield from _cost_figures(run, task)
+    yield from _cost_figures(task, traffic, split=split)
 
 
-def _cost_figures(run: Digest, entry: TaskDigest | DeviceDigest) -> Figures:
-    for kind, split in (("seconds", entry.seconds), ("joules", entry.joules)):
-        for part in split.__struct_fields__:
-            amount = getattr(split, part)
-            if amount != NONE or part not in RARE or (part == "exchange" and run.split):
+def _cost_figures(entry: TaskDigest | DeviceDigest, traffic: Iterable[str], *, split: bool) -> Figures:
+    for kind, parts in (("seconds", entry.seconds), ("joules", entry.joules)):
+        for part in parts.__struct_fields__:
+            amount = getattr(parts, part)
+            if amount != NONE or part not in RARE or (part == "exchange" and split):
                 yield f"{kind}.{part}", amount
-    yield from _traffic_figures(run, entry)
+    yield from _traffic_figures(entry, traffic)
 
 
-def _traffic_figures(run: Digest, traffic: Traffic) -> Figures:
+def _traffic_figures(entry: Traffic, traffic: Iterable[str]) -> Figures:
     model = ("bytes_up", "bytes_down")
-    return ((name, getattr(traffic, name)) for name in (*model, *sorted({*run.traffic} - {*model})))
+    return ((name, getattr(entry, name)) for name in (*model, *sorted({*traffic} - {*model})))
 
 
 def csv_site_lines(digest: SitesDigest) -> Iterator[Line]:
     """Yield all values of the sites of a plan."""
-    runs = {site.site: site.run for site in digest.sites}
-
-    def lines(run: str, number: int | str, figures: Figures) -> Iterator[Line]:
-        return (make_line(run, number, "", name, value, live=digest.live) for name, value in figures)
-
-    yield from lines(digest.name, "", iter([("zeta", digest.zeta)]))
+    clock, runs = "wall" if digest.live else "virtual", {site.site: site.run for site in digest.sites}
+    lines = partial(_make_lines, digest.name, clock)
+    yield from lines([("zeta", digest.zeta)])
     for site in digest.sites:
-        yield from lines(site.run, "", _site_figures(site))
+        yield from _make_lines(site.run, clock, _site_figures(site))
     for mixing in digest.mixings:
-        yield from lines(digest.name, mixing.round, _mixing_figures(digest, mixing))
+        yield from lines(_mixing_figures(digest, mixing), mixing.round)
         for name, seconds in mixing.seconds.items():
-            yield from lines(runs[name], mixing.round, iter([("seconds.gossip", Amount(value=seconds))]))
-        yield from lines(digest.name, mixing.round, (("edge.off", edge) for edge in mixing.off))
+            yield from _make_lines(runs[name], clock, [("seconds.gossip", Amount(value=seconds))], mixing.round)
+        yield from lines((("edge.off", edge) for edge in mixing.off), mixing.round)
     for edge in digest.edges:
         figures: dict[str, Value] = {"on": edge.on, "off": edge.off, "bytes": Amount(value=edge.bytes)}
-        prefix = f"edge.{edge.one}-{edge.other}"
-        yield from lines(digest.name, "", ((f"{prefix}.{name}", value) for name, value in figures.items()))
+        yield from lines((f"edge.{edge.one}-{edge.other}.{name}", value) for name, value in figures.items())
     for stretch in digest.coordinated:
         text = f"{stretch.coordinator}, term {stretch.term}, rounds {stretch.first} to {stretch.last}"
-        yield from lines(digest.name, "", iter([("coordinated", f"{text}, for {' '.join(stretch.sites)}")]))
-    for name, spread in ((name, spread) for name, spreads in digest.given.items() for spread in spreads):
-        parts = ("least", "median", "most")
-        values = ((f"given.{name}.{part}", getattr(spread, part)) for part in parts)
-        yield from lines(runs[spread.site], spread.round, values)
+        yield from lines([("coordinated", f"{text}, for {' '.join(stretch.sites)}")])
+    for name, spreads in digest.given.items():
+        for spread in spreads:
+            values = ((f"given.{name}.{part}", getattr(spread, part)) for part in ("least", "median", "most"))
+            yield from _make_lines(runs[spread.site], clock, values, spread.round)
 
 
 def _site_figures(site: SiteDigest) -> Figures:
@@ -191,10 +194,10 @@ def _site_figures(site: SiteDigest) -> Figures:
     yield "joules.spent", site.joules
     if site.share_joules is not None:
         yield "joules.allowed", Amount(value=site.share_joules + site.moved_joules)
-    yield "seconds.gossip", Amount(value=site.gossip_s)
-    yield "seconds.transfer", Amount(value=site.transfer_s)
-    yield "bytes.gossip_up", Amount(value=site.bytes_up)
-    yield "bytes.gossip_down", Amount(value=site.bytes_down)
+    for name in ("gossip", "transfer"):
+        yield f"seconds.{name}", Amount(value=getattr(site, f"{name}_s"))
+    for way in ("up", "down"):
+        yield f"bytes.gossip_{way}", Amount(value=getattr(site, f"bytes_{way}"))
     yield "decided_for_others", site.decided
 
 

@@ -74,11 +74,6 @@ def format_metric(value: float | None, metric: ComparedMetric) -> str:
     return NOTHING if value is None else f"{value:.4g}".replace("-", MINUS)
 
 
-def format_metric_change(value: float | None, base: float | None, metric: ComparedMetric) -> str:
-    """Return the change of a compared metric: of an accuracy in points, of others relative to `base`."""
-    return format_share_change(value, base) if metric == ACCURACY else format_change(value, base)
-
-
 def format_loss(value: float | None) -> str:
     """Return a loss with four decimals."""
     if value is None:

@@ -21,7 +21,7 @@ from edge_server.report.sections.sites import sites as sites_section
 from edge_server.report.sections.time_energy import time_and_energy
 from edge_server.report.sections.timeline import timeline
 from edge_server.report.sites.digest import SitesDigest
-from edge_server.report.tables import clock_kind, facts_table, run_names, summary_table, targets_table
+from edge_server.report.tables import facts_table, run_names, summary_table, targets_table
 from edge_server.report.targets import default_targets as usual_targets
 
 WIDE = 3
@@ -76,7 +76,7 @@ def _describe_run(run: Digest) -> str:
 
 def _outcome_sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[PageSection]:
     change_note = " Small numbers: change from the first run." if len(runs) > 1 else ""
-    clock_note = " Wall and virtual seconds are mixed." if len({*map(clock_kind, runs)}) > 1 else ""
+    clock_note = " Wall and virtual seconds are mixed." if len({run.clock for run in runs}) > 1 else ""
     note = f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
     name = metric_name(runs)
     goal = "an accuracy" if common_metric(runs) == ACCURACY else f"a value of {name}"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 from markupsafe import Markup
 
+from edge_server.journal.compared_metric import ACCURACY
 from edge_server.record.amounts import Amount
-from edge_server.report import targets as compare
+from edge_server.report import targets
 from edge_server.report.digest import ARRIVALS, Digest, Traffic, common_metric, metric_name
 from edge_server.report.formatting import (
     NOTHING,
@@ -17,19 +18,18 @@ from edge_server.report.formatting import (
     format_change,
     format_loss,
     format_metric,
-    format_metric_change,
     format_section,
+    format_share_change,
     format_spec,
 )
 from edge_server.report.html import clean, macro, render
 
-PERSONAL_MODELS = "the devices' own models"
 MOST_DEVICES = 20
 """Devices of a plan that are printed."""
 
 FACTS: Mapping[str, Callable[[Digest], str]] = {
     "trial": lambda run: run.plan.name,
-    "kind": lambda run: f"{'live' if run.live else 'replay'}, {clock_kind(run)} seconds",
+    "kind": lambda run: f"{'live' if run.live else 'replay'}, {run.clock} seconds",
     "started": lambda run: run.started or NOTHING,
     "algorithm": lambda run: format_spec(run.plan.algorithm),
     "model": lambda run: format_spec(run.plan.model),
@@ -56,14 +56,9 @@ FACTS: Mapping[str, Callable[[Digest], str]] = {
 }
 
 
-def clock_kind(run: Digest) -> str:
-    """Return the kind of clock of a run's seconds: `wall` or `virtual`."""
-    return "wall" if run.live else "virtual"
-
-
 def seconds_label(runs: Sequence[Digest]) -> str:
     """Return the label of seconds for all runs, naming the clocks."""
-    return f"seconds ({' or '.join(sorted({clock_kind(run) for run in runs}))})"
+    return f"seconds ({' or '.join(sorted({run.clock for run in runs}))})"
 
 
 def run_names(runs: Sequence[Digest]) -> list[str]:
@@ -84,13 +79,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None
 def summary_table(runs: Sequence[Digest]) -> Markup:
     """Return the outcome of every run and its difference from the first."""
     totals = [run.rounds[-1].until if run.rounds else None for run in runs]
-    last_rounds, name = [compare.last_evaluated(run) for run in runs], metric_name(runs)
+    last_rounds, name = [targets.last_evaluated(run) for run in runs], metric_name(runs)
     is_personal = any(run.personal for run in runs)
     rows: dict[str, Iterable[str]] = {
         "outcome": (_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs),
         "rounds": (f"{len(run.rounds)} of {run.plan.rounds}" for run in runs),
         f"{name} at the end": _metric_cells(runs, [last.metric_value() if last else None for last in last_rounds]),
-        f"best {name}": _metric_cells(runs, [compare.best_value(run) for run in runs]),
+        f"best {name}": _metric_cells(runs, [targets.best_value(run) for run in runs]),
     }
     if is_personal:
         values = [last.metric_value("global") if last else None for last in last_rounds]
@@ -100,7 +95,7 @@ def summary_table(runs: Sequence[Digest]) -> Markup:
         rows[f"{metric} at the end"] = _losses([metrics.get(metric) for metrics in last_metrics])
     rows["loss at the end"] = _losses([last.test_loss if last else None for last in last_rounds])
     if is_personal:
-        models = (PERSONAL_MODELS if run.personal else "the aggregated model" for run in runs)
+        models = ("the devices' own models" if run.personal else "the aggregated model" for run in runs)
         rows[f"{name} refers to"] = map(_breakable, models)
     rows[f"{name} on devices"] = _metric_cells(runs, [run.metric_value("device") for run in runs])
     for field, heading in _spending(runs).items():
@@ -118,40 +113,38 @@ def _breakable(text: str) -> Markup:
 
 def _spending(runs: Sequence[Digest]) -> Mapping[str, str]:
     """Return the label of each field of `SpentByRound` that some run has."""
-    is_split = any(run.split for run in runs)
-    model, exchanged = Traffic.__struct_fields__[:2], Traffic.__struct_fields__[2:]
+    is_split, model = any(run.split for run in runs), Traffic.__struct_fields__[:2]
     labels = {"seconds": seconds_label(runs), "joules": "joules"}
     labels |= {name: bytes_label(name, split=is_split) for name in model}
-    if not any(run.traffic[2:] for run in runs):
+    exchanged = {name for run in runs for name in run.traffic} - {*model}
+    if not exchanged:
         return labels
-    names = [name for name in exchanged if any(name in run.traffic for run in runs)]
+    names = [name for name in Traffic.__struct_fields__ if name in exchanged]
     return labels | {name: bytes_label(name, split=True) for name in names} | {"bytes": "total bytes"}
 
 
-def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
+def targets_table(runs: Sequence[Digest], values: Sequence[float]) -> Markup:
     """Return the rounds, seconds, joules and bytes that every run needed for each target."""
     rows: list[list[str]] = []
-    for target in targets:
-        costs = compare.costs_to_targets(runs, [target])
+    for value in values:
+        costs = targets.costs_to_targets(runs, [value])
         columns = [
             _amounts(runs, [getattr(cost, kind) for cost in costs], kind) for kind in ("seconds", "joules", "bytes")
         ]
         for run, name, cost, *cells in zip(runs, run_names(runs), costs, *columns, strict=True):
-            cause = "" if cost.round else _why_not_reached(run)
-            label = format_metric(target, run.metric)
+            label, cause = format_metric(value, run.metric), ""
+            if not cost.round:
+                top = targets.best_value(run)
+                cause = "never evaluated" if top is None else f"not reached; best {format_metric(top, run.metric)}"
             rows.append([label, macro("changed")(name, cause), str(cost.round or NOTHING), *cells])
     return table([metric_name(runs), "run", "round", seconds_label(runs), "joules", "bytes"], rows, "targets")
-
-
-def _why_not_reached(run: Digest) -> str:
-    top = compare.best_value(run)
-    return "never evaluated" if top is None else f"not reached; best {format_metric(top, run.metric)}"
 
 
 def _metric_cells(runs: Sequence[Digest], values: Sequence[float | None]) -> list[Markup]:
     metric = common_metric(runs)
     texts = [format_metric(value, run.metric) for run, value in zip(runs, values, strict=True)]
-    return _cells(texts, [format_metric_change(value, values[0], metric) if metric else "" for value in values])
+    format_difference = format_share_change if metric == ACCURACY else format_change
+    return _cells(texts, [format_difference(value, values[0]) if metric else "" for value in values])
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:
@@ -162,7 +155,7 @@ def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> li
     """Return amounts and their changes; lower bounds and different clocks are not compared."""
     base, texts = amounts[0], [format_amount(amount, kind) for amount in amounts]
     if kind == "seconds" and len({run.live for run in runs}) > 1:
-        return [macro("changed")(text, clock_kind(run)) for text, run in zip(texts, runs, strict=True)]
+        return [macro("changed")(text, run.clock) for text, run in zip(texts, runs, strict=True)]
     changes = [format_change(amount.value, base.value) if amount.whole and base.whole else "" for amount in amounts]
     return _cells(texts, changes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -79,14 +80,12 @@ class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 def costs_to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> list[CostToTarget]:
     """Return the cost of each run to each target; no targets stand for those of `default_targets`."""
-    return [_cost_to_target(run, target) for target in targets or default_targets(runs) for run in runs]
-
-
-def _cost_to_target(run: Digest, target: float) -> CostToTarget:
-    round_ = round_reaching(run, target)
-    if round_ is None:
-        return CostToTarget(run=run.run, target=target)
-    until = round_.until
-    return CostToTarget(
-        run=run.run, target=target, round=round_.round, seconds=until.seconds, joules=until.joules, bytes=until.bytes
-    )
+    costs = []
+    for target in targets or default_targets(runs):
+        for run in runs:
+            spent: dict[str, Any] = {}
+            if round_ := round_reaching(run, target):
+                spent = {name: getattr(round_.until, name) for name in ("seconds", "joules", "bytes")}
+                spent["round"] = round_.round
+            costs.append(CostToTarget(run=run.run, target=target, **spent))
+    return costs

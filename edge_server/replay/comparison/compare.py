@@ -58,7 +58,12 @@ Entries: TypeAlias = Mapping[tuple[int, str], Entry]
 
 
 class GapPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the parts of a gap."""
+    """Part of a gap."""
+
+    def spread(self, figure: str) -> ErrorSpread | None:
+        """Return the error distribution of a figure; None if it was not compared."""
+        spreads: list[ErrorSpread] = getattr(self, "spreads", [])
+        return next((spread for spread in spreads if spread.figure == figure), None)
 
 
 class Pair(GapPart, frozen=True, kw_only=True):
@@ -81,10 +86,8 @@ class Pair(GapPart, frozen=True, kw_only=True):
 class ErrorSpread(GapPart, frozen=True, kw_only=True):
     """Distribution of the relative errors of one figure; quantiles are of absolute values.
 
-    Attributes:
-        exact: Number of errors that are zero.
-        boundless: Number of pairs in which only the recorded value is zero, so that there is no relative error.
-        median_signed: Negative if the replay's values are lower.
+    `exact` counts the errors that are zero, `boundless` the pairs in which only the recorded value is zero, which have
+    no relative error.
     """
 
     figure: str
@@ -117,16 +120,10 @@ class Gap(GapPart, frozen=True, kw_only=True):
     """Difference between a recorded run and its replay.
 
     Attributes:
-        recorded: Name of the recorded run.
-        replayed: Name of the replay.
         rounds: Number of compared rounds.
-        model: Whether the final parameters have identical bits.
-        why: Reason why `model` is unknown.
-        starts: Start parameters sent to devices.
-        updates: Payloads sent by devices.
+        model: Whether the final parameters have identical bits; `why`: the reason if that is unknown.
+        starts, updates: Start parameters sent to devices, payloads sent by them.
         pairs: Figures known in both runs.
-        spreads: One per compared figure.
-        skipped: Values that were not compared.
     """
 
     recorded: str
@@ -140,21 +137,11 @@ class Gap(GapPart, frozen=True, kw_only=True):
     spreads: list[ErrorSpread]
     skipped: list[SkippedFigure]
 
-    def spread(self, figure: str) -> ErrorSpread | None:
-        """Return the error distribution of a figure; None if it was not compared."""
-        return next((spread for spread in self.spreads if spread.figure == figure), None)
-
 
 def compare_runs(
     recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Model = "unknown", why: str = ""
 ) -> Gap:
-    """Compare a replay with its recorded run.
-
-    Args:
-        recorded: Journal of the run.
-        replayed: Journal of the replay.
-        model: Whether the final parameters have identical bits.
-        why: Reason why that is unknown.
+    """Compare a replay with its recorded run; `model` and `why` are those of the gap.
 
     Raises:
         ConfigError: A journal lacks the start of its run.
@@ -165,13 +152,16 @@ def compare_runs(
     updates = [{key: timed.record for key, timed in run.accepted.items()} for run in runs]
     both = sorted(updates[0].keys() & updates[1].keys())
     sent = [key for key in both if any(of_run[key].update.params for of_run in updates)]
+    gossips = [{(number, ""): _gossip_entry(gossip) for number, gossip in run.gossips.items()} for run in runs]
     pairs = [
         *join_entries("round", _round_entries(digests), skipped),
         *join_entries("task", _task_entries(digests), skipped),
-        *join_entries("gossip", [_gossip_entries(run) for run in runs], skipped),
+        *join_entries("gossip", gossips, skipped),
         *join_entries("update", [{key: _payload_entry(of_run[key]) for key in sent} for of_run in updates], skipped),
     ]
     starts = ((updates[0][key].update.start, updates[1][key].update.start) for key in both)
+    sent_params = ((updates[0][key].update.params, updates[1][key].update.params) for key in sent)
+    payloads = ((first.digest, second.digest) for first, second in sent_params if first and second)
     return Gap(
         recorded=digests[0].run,
         replayed=digests[1].run,
@@ -179,7 +169,7 @@ def compare_runs(
         model=model,
         why=why,
         starts=_count_matches(starts),
-        updates=_count_matches((_digest(updates[0][key]), _digest(updates[1][key])) for key in sent),
+        updates=_count_matches(payloads),
         pairs=pairs,
         spreads=error_spreads(pairs, ordered_figures(pairs)),
         skipped=[SkippedFigure(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
@@ -213,11 +203,7 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 
 
 def join_entries(what: str, runs: Iterable[Entries], skipped: Skips) -> Iterator[Pair]:
-    """Yield the pairs of figures of entries that both runs have with the same outcome; count all others as skipped.
-
-    Args:
-        runs: The recorded and the replayed one.
-    """
+    """Yield the pairs of figures of entries that both runs have with the same outcome; count all others as skipped."""
     recorded, replayed = runs
     for key in sorted(recorded.keys() | replayed.keys()):
         if key not in recorded or key not in replayed:
@@ -259,24 +245,16 @@ def _task_entries(runs: tuple[Digest, Digest]) -> list[Entries]:
     paths = {name: path for name, path in PATHS.items() if is_split or name not in EXCHANGE}
 
     def entry(task: TaskDigest) -> Entry:
-        amounts = {name: attrgetter(path)(task) for name, path in paths.items()}
-        return Entry(task.arrival, {name: _whole_value(amount) for name, amount in amounts.items()})
+        amounts: dict[str, Amount] = {name: attrgetter(path)(task) for name, path in paths.items()}
+        known = {name: amount.value if amount.whole else None for name, amount in amounts.items()}
+        return Entry(task.arrival, known)
 
     return [{(task.round, task.device): entry(task) for task in run.tasks} for run in runs]
 
 
-def _gossip_entries(run: RunRecord) -> Entries:
-    return {
-        (number, ""): Entry(
-            f"with {', '.join(sorted(gossip.on)) or 'nobody'}",
-            dict(zip(GOSSIP, _gossip_values(gossip), strict=True)),
-        )
-        for number, gossip in run.gossips.items()
-    }
-
-
-def _gossip_values(gossip: Gossiped) -> tuple[float, float, float]:
-    return gossip.seconds, float(sum(gossip.bytes_up.values())), float(sum(gossip.bytes_down.values()))
+def _gossip_entry(gossip: Gossiped) -> Entry:
+    values = gossip.seconds, float(sum(gossip.bytes_up.values())), float(sum(gossip.bytes_down.values()))
+    return Entry(f"with {', '.join(sorted(gossip.on)) or 'nobody'}", dict(zip(GOSSIP, values, strict=True)))
 
 
 def _payload_entry(accepted: UpdateAccepted) -> Entry:
@@ -285,24 +263,11 @@ def _payload_entry(accepted: UpdateAccepted) -> Entry:
 
 
 def ordered_figures(pairs: Iterable[Pair], after: Sequence[str] = ()) -> list[str]:
-    """Return the figures in the order of reports: those of `FIGURES`, and the compared metrics after the rounds' own.
-
-    Args:
-        after: Further figures that follow.
-    """
+    """Return the figures in the order of reports: those of rounds, compared metrics, the others, and `after`."""
     others = dict.fromkeys(pair.figure for pair in pairs if pair.figure not in {*FIGURES, *after})
     return [*ROUND, *others, *(name for name in FIGURES if name not in ROUND), *after]
-
-
-def _digest(accepted: UpdateAccepted) -> bytes:
-    return accepted.update.params.digest if accepted.update.params else b""
 
 
 def _count_matches(pairs: Iterable[tuple[bytes, bytes]]) -> MatchCount:
     matches = [recorded == replayed for recorded, replayed in pairs if recorded and replayed]
     return MatchCount(same=sum(matches), of=len(matches))
-
-
-def _whole_value(amount: Amount) -> float | None:
-    """Return an amount if all its parts are known."""
-    return amount.value if amount.whole else None

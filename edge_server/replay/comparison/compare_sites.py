@@ -41,12 +41,9 @@ class SitesGap(GapPart, frozen=True, kw_only=True):
     """Difference between the recorded runs of several sites and their replay.
 
     Attributes:
-        recorded: Common prefix of the recorded runs' names.
-        replayed: Common prefix of the replays' names.
+        recorded, replayed: Common prefixes of the runs' names.
         model: Whether the final parameters of all sites have identical bits.
-        pairs: Figures over all sites.
-        spreads: Spreads over all sites; those of `pairs` come last.
-        skipped: Values that were not compared.
+        pairs: Figures over all sites; `spreads` are of these and those of each site.
     """
 
     recorded: str
@@ -57,16 +54,9 @@ class SitesGap(GapPart, frozen=True, kw_only=True):
     spreads: list[ErrorSpread]
     skipped: list[SkippedFigure]
 
-    def spread(self, figure: str) -> ErrorSpread | None:
-        """Return the error distribution of a figure over all sites; None if it was not compared."""
-        return next((spread for spread in self.spreads if spread.figure == figure), None)
-
 
 def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap]) -> SitesGap:
-    """Compare a replay of several sites with their recorded runs.
-
-    Args:
-        gaps: Gap of each site that is in both.
+    """Compare a replay of several sites with their recorded runs; `gaps` has each site that is in both.
 
     Raises:
         ConfigError: The runs do not belong to the sites of one plan.

@@ -38,10 +38,9 @@ def run_cell(order: Order, clock: Clock = monotonic) -> Path:
 
 
 def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
-    """Run a cell on another machine; return its files by relative path.
+    """Run a cell, ordered in JSON, on another machine; return its files by relative path.
 
     Args:
-        order: `Order` encoded as JSON.
         expected: Versions on the requesting machine; others may compute other bits.
 
     Raises:

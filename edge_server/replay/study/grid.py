@@ -29,12 +29,7 @@ PLAN = Path("plan.json")
 
 
 class Change(NamedTuple):
-    """Value that a cell sets in the plan.
-
-    Attributes:
-        where: Parts of its key in the study file.
-        place: Number of the variant; 0 for the grid.
-    """
+    """Value that a cell sets in the plan; `where` has the parts of its key in the study file, `place` its variant."""
 
     key: str
     value: Any
@@ -47,7 +42,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of its run and folder, a function of the variant's name and the grid's values.
-        variant: Name of its variant; empty if there are none.
         settings: Its grid values by key, without the seeds.
         seeds: Its values of the keys that are averaged over.
         devices: Number of devices, as in `edge_server.plan.plan.devices`.
@@ -66,8 +60,7 @@ def build_cells(study: Study, base: Table, path: Path, text: str, data_root: Pat
 
     Args:
         base: Decoded plan, not yet checked.
-        path: Study file, named in errors.
-        text: Content of the study file, for line numbers in errors.
+        text: Content of the study file at `path`, for line numbers in errors.
         data_root: Folder of data sets, for relative paths in the plan.
 
     Raises:
@@ -160,16 +153,13 @@ def _plan(base: Table, changes: Sequence[Change], path: Path, text: str, count: 
     problem, plan = _decode_plan(base, changes, count)
     if plan is not None:
         return plan
-    guilty = next(k for k in range(len(changes) + 1) if _is_persistent(base, changes, k, count, problem))
+    guilty = len(changes)  # the first change after which the problem stays
+    while guilty and _decode_plan(base, changes[: guilty - 1], count)[0] == problem:
+        guilty -= 1
     if not guilty:
         raise ConfigError(f"{path}:{line_of(text, ('plan',))}: plan: {problem}")
     change = changes[guilty - 1]
     raise ConfigError(f'{path}:{line_of(text, change.where, change.place)}: "{change.key}": {problem}')
-
-
-def _is_persistent(base: Table, changes: Sequence[Change], first: int, count: int, problem: str) -> bool:
-    """Check that a problem exists after `first` changes and after each further one."""
-    return all(_decode_plan(base, changes[:k], count)[0] == problem for k in range(first, len(changes) + 1))
 
 
 def _decode_plan(base: Table, changes: Sequence[Change], count: int) -> tuple[str, Plan | None]:
@@ -178,16 +168,12 @@ def _decode_plan(base: Table, changes: Sequence[Change], count: int) -> tuple[st
             base = _set_value(base, change.key.split("."), change.value)
         plan = parse_plan(msgspec.json.encode(base), PLAN)
         check(plan, PLAN)
-        _require_own_devices(plan, count)
+        if plan.sites and count:
+            return "a plan with sites cannot change the number of devices; leave `devices` out", None
         devices(plan, count)
     except ConfigError as error:
         return str(error).removeprefix(f"{PLAN}: "), None
     return "", plan
-
-
-def _require_own_devices(plan: Plan, count: int) -> None:
-    if plan.sites and count:
-        raise ConfigError("a plan with sites cannot change the number of devices; leave `devices` out")
 
 
 def _set_value(table: Table, keys: Sequence[str], value: object) -> Table:

@@ -31,9 +31,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - temporary files of replays
 async def run_locally(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) -> None:
     """Run cells in at most `jobs` processes; all have ended when this returns or is cancelled.
 
-    Args:
-        place: Folder of the processes' logs and temporary files.
-        tell: Called when a cell begins or ends.
+    `place` is the folder of their logs and temporary files.
     """
     queue = deque(orders)
     logs = [place / f"worker-{number}.log" for number in range(min(jobs, len(orders)))]

@@ -36,7 +36,6 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
         address: Address of the cluster; `auto` for the one on this machine.
         orders: Cells; their files are copied back to the folders in the orders.
         jobs: Maximum number of submitted cells; 0 to derive it from the cluster's processors.
-        tell: Called when a cell begins or ends.
 
     Raises:
         ConfigError: Ray is missing, too old or different from the cluster's version, or there is no cluster.

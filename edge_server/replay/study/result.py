@@ -16,13 +16,7 @@ RESULT, JOURNAL = "cell.json", "journal.jsonl"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to run a cell.
-
-    Attributes:
-        cell: Name of the cell, its run and its folder.
-        devices: Number of devices, as in `edge_server.plan.plan.devices`.
-        place: Parent of the cell's folder.
-    """
+    """Order to run a cell in a folder of its name below `place`; `devices` as in `edge_server.plan.plan.devices`."""
 
     cell: str
     plan: Plan
@@ -34,9 +28,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a cell, stored beside its journal.
 
     Attributes:
-        devices: As in the order.
         seconds: Real seconds of the computation; no figure of the run depends on it.
-        versions: Versions of the software that computed it.
         journal: XXH3-128 of the journals of all its sites, in hexadecimal.
         digest: Digest of the run, over all sites, without single devices and tasks.
     """
@@ -77,16 +69,11 @@ def read_result(cell: Cell, folder: Path) -> Result | None:
     return result if is_complete and (result.digest.plan, result.devices) == (cell.plan, cell.devices) else None
 
 
-def _journals(folder: Path, plan: Plan) -> list[Path]:
-    """Return the paths of a cell's journals, one per site in the plan's order."""
-    return [folder / site / JOURNAL for site in plan.sites.names] if plan.sites else [folder / JOURNAL]
-
-
 def hash_of(folder: Path, plan: Plan) -> str:
-    """Return the hash of a run's journals."""
+    """Return the hash of a run's journals, one per site in the plan's order."""
     digest = xxhash.xxh3_128()
-    for journal in _journals(folder, plan):
-        with journal.open("rb") as file:
+    for site in plan.sites.names if plan.sites else [""]:
+        with (folder / site / JOURNAL).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()

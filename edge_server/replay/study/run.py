@@ -1,8 +1,7 @@
 """Run a study in its folder and write its summary.
 
-Completed cells are kept. `DIR/<study>/<cell>/` is a normal run; for a plan with several sites,
-`DIR/<study>/<cell>/<site>/` is one run per site. A cell is created in `DIR/<study>/.part/` and moved when it is
-complete, so that an interrupted study leaves no incomplete cell in its place.
+Completed cells are kept: `DIR/<study>/<cell>/` is a normal run, or a folder of the runs of all sites. A cell is created
+in `DIR/<study>/.part/` and moved when it is complete, so that an interrupted study leaves none that is incomplete.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ MOST_RUNS = 8
 
 
 class StudyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of the latest execution of a study.
-
-    Attributes:
-        plan: Content of the plan file.
-        cells: Values of every cell by its name.
-    """
+    """Inputs of the latest execution of a study: content of its files, values of every cell by its name."""
 
     study: Study
     plan: dict[str, Any]
@@ -58,11 +52,7 @@ def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
 def complete_study(
     study: Study, plan: dict[str, Any], cells: Sequence[Cell], folder: Path, run: Runner, tell: Tell
 ) -> StudySummary:
-    """Run every incomplete cell of a study, then write its summary.
-
-    Args:
-        plan: Content of the plan file, for the record.
-        tell: Called when a cell begins or ends.
+    """Run every incomplete cell of a study, then write its summary; `tell` is called when a cell begins or ends.
 
     Raises:
         ConfigError: Another process is running this study.

@@ -16,7 +16,7 @@ import msgspec
 
 from edge_server.journal.sqlite import read_records
 from edge_server.plan.plan import Plan
-from edge_server.record.amounts import Amount, sum_known
+from edge_server.record.amounts import sum_known
 from edge_server.report.digest import ARRIVALS, Digest, RoundDigest, SpentByRound, Traffic
 from edge_server.report.summarise import digest_run
 
@@ -85,35 +85,29 @@ def _merge_rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]
 def _merge_round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
     """Merge one round of all sites, which began when all sites had ended the previous one."""
     until = _merge_spent([row.until for row in sites])
-    counts: dict[str, Any] = {name: sum(getattr(row, name) for row in sites) for name in COUNTS}
-    means: dict[str, Any] = {name: _mean(getattr(row, name) for row in sites) for name in MEANS}
+    fields: dict[str, Any] = {name: sum(getattr(row, name) for row in sites) for name in COUNTS}
+    fields |= {name: _mean(getattr(row, name) for row in sites) for name in MEANS}
     if all(row.value is not msgspec.UNSET for row in sites):
-        means["value"] = _mean(row.metric_value() for row in sites)
-        means["device_value"] = _mean(row.metric_value("device") for row in sites)
-    sums = ("joules", *Traffic.__struct_fields__)
-    amounts: dict[str, Any] = {name: sum_known(getattr(row, name) for row in sites) for name in sums}
+        fields |= {"value": _mean(row.metric_value() for row in sites)}
+        fields |= {"device_value": _mean(row.metric_value("device") for row in sites)}
+    fields |= {name: sum_known(getattr(row, name) for row in sites) for name in ("joules", *Traffic.__struct_fields__)}
     return RoundDigest(
         round=sites[0].round,
         outcome=next((row.outcome for row in sites if row.outcome != "aggregated"), "aggregated"),
         online=None if any(row.online is None for row in sites) else sum(row.online or 0 for row in sites),
         seconds=max(0.0, (until.seconds.value or 0.0) - before_s),
         until=until,
-        **counts,
-        **means,
-        **amounts,
+        **fields,
     )
 
 
 def _merge_spent(sites: Sequence[SpentByRound]) -> SpentByRound:
     sums = {name: sum_known(getattr(site, name) for site in sites) for name in SpentByRound.__struct_fields__}
-    longest = [site.seconds.value for site in sites if site.seconds.value is not None]
-    is_complete = all(site.seconds.whole for site in sites)
-    seconds = Amount(value=max(longest, default=None), whole=is_complete, quality=sums["seconds"].quality)
-    return SpentByRound(**{**sums, "seconds": seconds})
+    longest = max((site.seconds.value for site in sites if site.seconds.value is not None), default=None)
+    return SpentByRound(**sums | {"seconds": msgspec.structs.replace(sums["seconds"], value=longest)})
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """Return the mean over the sites; None if a value is unknown at a site."""
     every = list(values)
-    known_values = [value for value in every if value is not None]
-    return statistics.fmean(known_values) if len(known_values) == len(every) else None
+    return None if None in every else statistics.fmean(value for value in every if value is not None)

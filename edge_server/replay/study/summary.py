@@ -9,45 +9,38 @@ from typing import Any, Literal
 import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY
-from edge_server.record.amounts import Amount, amount_or_unknown, sum_known, worst_quality
+from edge_server.record.amounts import NONE, Amount, amount_or_unknown, sum_known, worst_quality
 from edge_server.replay.study.grid import Cell, describe_setting
 from edge_server.replay.study.result import Result
-from edge_server.report.digest import SPLIT_TRAFFIC, Digest, RoundDigest, SpentByRound
+from edge_server.report.digest import SPLIT_TRAFFIC, Digest, DigestPart, RoundDigest, SpentByRound, ValueOrUnset
 from edge_server.report.targets import best_value, last_evaluated, round_reaching
 
 MIN_SPREAD = 2
-NOTHING = Amount()
 
 
-class SummaryPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the parts of a summary."""
-
-
-class CellCost(SummaryPart, frozen=True, kw_only=True):
+class CellCost(DigestPart, frozen=True, kw_only=True):
     """Cost of a run: rounds, virtual seconds, joules of all devices, bytes of frames in both directions.
 
     Attributes:
         exchanged: Bytes of split sessions' features and gradients, included in `bytes`.
     """
 
-    rounds: Amount = NOTHING
-    seconds: Amount = NOTHING
-    joules: Amount = NOTHING
-    bytes: Amount = NOTHING
-    exchanged: Amount = NOTHING
+    rounds: Amount = NONE
+    seconds: Amount = NONE
+    joules: Amount = NONE
+    bytes: Amount = NONE
+    exchanged: Amount = NONE
 
 
-class CellRow(SummaryPart, frozen=True, kw_only=True):
+class CellRow(DigestPart, frozen=True, kw_only=True):
     """Row of one cell.
 
     Attributes:
         setting: Text shared by cells that differ only in their seeds: variant and values.
         state: `finished`; `stopped` by a missed round or divergence; `failed`; or `waiting` to be run.
-        cause: Reason of a stop or failure.
         accuracy: Accuracy of the last evaluated model.
         best: Best accuracy, or other compared metric, of any evaluated model.
         metric: The metric by which models are compared; unset for the accuracy.
-        value: This metric of the last evaluated model; unset for the accuracy.
         whole: Cost of the complete run.
         target: Cost until the study's target; None if it was not reached or there is none.
     """
@@ -62,14 +55,9 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
     accuracy: float | None = None
     best: float | None = None
     metric: str | msgspec.UnsetType = msgspec.UNSET
-    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    value: ValueOrUnset = msgspec.UNSET
     whole: CellCost = CellCost()
     target: CellCost | None = None
-
-    @property
-    def metric_value(self) -> float | None:
-        """Accuracy, or other compared metric, of the last evaluated model."""
-        return self.accuracy if self.value is msgspec.UNSET else self.value
 
 
 def is_complete(row: CellRow) -> bool:
@@ -77,13 +65,11 @@ def is_complete(row: CellRow) -> bool:
     return row.state in ("finished", "stopped")
 
 
-class SeedSpread(SummaryPart, frozen=True, kw_only=True):
-    """Distribution of a figure over the seeds.
+class SeedSpread(DigestPart, frozen=True, kw_only=True):
+    """Mean of a figure's known values over the seeds, and their number.
 
     Attributes:
-        mean: Mean of the known values.
         std: Sample standard deviation; None for fewer than two values.
-        count: Number of known values.
     """
 
     mean: Amount
@@ -91,7 +77,7 @@ class SeedSpread(SummaryPart, frozen=True, kw_only=True):
     count: int
 
 
-class CostSpread(SummaryPart, frozen=True, kw_only=True):
+class CostSpread(DigestPart, frozen=True, kw_only=True):
     """Cost of several runs."""
 
     rounds: SeedSpread
@@ -101,14 +87,12 @@ class CostSpread(SummaryPart, frozen=True, kw_only=True):
     exchanged: SeedSpread
 
 
-class Group(SummaryPart, frozen=True, kw_only=True):
+class Group(DigestPart, frozen=True, kw_only=True):
     """Cells of one setting.
 
     Attributes:
-        cells: Number of cells with this setting.
         ended: Number of completed cells, on which all figures are based.
         accuracy, best: Of the cells' models; of the metric `metric` where it is set.
-        metric: The metric by which models are compared; unset for the accuracy.
         reached: Number of cells that reached the target, on which `target` is based; None without a target.
     """
 
@@ -125,7 +109,7 @@ class Group(SummaryPart, frozen=True, kw_only=True):
     target: CostSpread | None = None
 
 
-class StudySummary(SummaryPart, frozen=True, kw_only=True):
+class StudySummary(DigestPart, frozen=True, kw_only=True):
     """Summary of a study.
 
     Attributes:
@@ -152,13 +136,7 @@ def summarise(
     causes: Mapping[str, str],
     target: float | None = None,
 ) -> StudySummary:
-    """Summarise the results of a study.
-
-    Args:
-        results: Results of the completed cells by name.
-        causes: Causes of the failed cells by name.
-        target: Accuracy, or other compared metric, to reach; None for no target.
-    """
+    """Summarise the results of a study: `results` of the completed cells and `causes` of the failed ones, by name."""
     rows = [_row(cell, results.get(cell.name), causes.get(cell.name), target) for cell in cells]
     groups: dict[str, list[CellRow]] = {}
     for row in rows:
@@ -171,13 +149,8 @@ def summarise(
 
 
 def _row(cell: Cell, result: Result | None, cause: str | None, target: float | None) -> CellRow:
-    who: dict[str, Any] = {
-        "cell": cell.name,
-        "setting": describe_setting(cell),
-        "variant": cell.variant,
-        "settings": cell.settings,
-        "seeds": cell.seeds,
-    }
+    who: dict[str, Any] = {"cell": cell.name, "setting": describe_setting(cell)}
+    who |= {name: getattr(cell, name) for name in ("variant", "settings", "seeds")}
     if result is None:
         return CellRow(**who, state="waiting" if cause is None else "failed", cause=cause or "")
     run = result.digest
@@ -213,7 +186,7 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
         settings=first.settings,
         cells=len(rows),
         ended=len(ended),
-        accuracy=spread_of_seeds(amount_or_unknown(row.metric_value) for row in ended),
+        accuracy=spread_of_seeds(amount_or_unknown(row.metric_value()) for row in ended),
         best=spread_of_seeds(amount_or_unknown(row.best) for row in ended),
         metric=next((row.metric for row in ended), msgspec.UNSET),
         whole=_outlay([row.whole for row in ended]),

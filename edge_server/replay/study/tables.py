@@ -88,11 +88,12 @@ def _metric(spread: SeedSpread, group: Group) -> str:
 
 def cells_csv(rows: Sequence[CellRow]) -> str:
     """Return one line per cell in SI units; a column `_whole` is false for amounts with unknown parts."""
+    metric = _metric_column(rows)
     return _csv(
         {"cell": row.cell, "setting": row.setting, "variant": row.variant}
         | _settings(row.settings)
         | _settings(row.seeds)
-        | {"state": row.state, "cause": row.cause, row.metric or "accuracy": row.metric_value, "best": row.best}
+        | {"state": row.state, "cause": row.cause, metric: row.metric_value(), "best": row.best}
         | _amounts("", {kind: getattr(row.whole, kind) for kind in KINDS})
         | _amounts("target_", {kind: getattr(row.target, kind, Amount()) for kind in KINDS})
         for row in rows
@@ -101,15 +102,21 @@ def cells_csv(rows: Sequence[CellRow]) -> str:
 
 def groups_csv(groups: Sequence[Group]) -> str:
     """Return one line per setting in SI units, with means and sample standard deviations."""
+    metric = _metric_column(groups)
     return _csv(
         {"setting": group.setting, "variant": group.variant}
         | _settings(group.settings)
         | {"cells": group.cells, "ended": group.ended, "reached": group.reached}
-        | _spreads("", {group.metric or "accuracy": group.accuracy, "best": group.best})
+        | _spreads("", {metric: group.accuracy, "best": group.best})
         | _spreads("", {kind: getattr(group.whole, kind) for kind in KINDS})
         | _spreads("target_", {kind: getattr(group.target, kind, None) for kind in KINDS})
         for group in groups
     )
+
+
+def _metric_column(rows: Sequence[CellRow] | Sequence[Group]) -> str:
+    """Return the metric of all that have a model; a failed cell does not know it."""
+    return next((row.metric for row in rows if row.metric), ACCURACY.name)
 
 
 def _settings(values: Mapping[str, object]) -> dict[str, object]:

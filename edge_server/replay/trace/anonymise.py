@@ -19,8 +19,6 @@ from shared.protocol.messages import derive_seed
 
 # Value of an assignment that contains the device's name, in traces of old versions.
 OWN_NAME = "device"
-
-
 # Tables ordered by round and device.
 SORTED = ("tasks", "steps", "decisions")
 

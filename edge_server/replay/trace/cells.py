@@ -15,24 +15,14 @@ from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
 
 T = TypeVar("T")
-
-
 # Three hundred years: no run is longer, and a float clock would lose its microseconds.
 MAX_S = 1e10
-
-
 # First characters that make a spreadsheet compute a text, and the mark ' that is put before such texts.
 FORMULA = ("=", "+", "-", "@", "'")
-
-
 # Columns whose cells are JSON objects.
 TREES = ("metrics", "refused", "values")
-
-
 # Figures of costs, none of which is negative.
 COSTS = {*Cost.__struct_fields__, *StepCost.__struct_fields__, "hertz"}
-
-
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 

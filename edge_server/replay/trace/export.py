@@ -23,19 +23,19 @@ from edge_server.journal.records import (
 )
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
-from edge_server.record.build import (
-    decision_rows,
-    fact_rows,
-    presence_rows,
-    reading_rows,
-    round_rows,
-    step_rows,
-    task_rows,
-)
+from edge_server.record.build import ROWS
 from edge_server.record.index import DIGITS, RunRecord
-from edge_server.record.rows import common_fields
-from edge_server.replay.trace.files import describe_tables
-from edge_server.replay.trace.header import End, Evaluation, Process, Rewind, Statistics, TracedDevice, TraceHeader
+from edge_server.record.rows import columns, common_fields, unit_of
+from edge_server.replay.trace.header import (
+    End,
+    Evaluation,
+    Process,
+    Rewind,
+    Statistics,
+    Table,
+    TracedDevice,
+    TraceHeader,
+)
 from edge_server.replay.trace.trace import Trace
 
 
@@ -46,15 +46,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
         ConfigError: The journal lacks the start of the run.
     """
     run = RunRecord(records)
-    tables: dict[str, tuple[Struct, ...]] = {
-        "tasks": tuple(task_rows(run)),
-        "steps": tuple(step_rows(run)),
-        "rounds": tuple(round_rows(run)),
-        "decisions": tuple(decision_rows(run)),
-        "readings": tuple(reading_rows(run)),
-        "facts": tuple(fact_rows(run)),
-        "availability": tuple(presence_rows(run)),
-    }
+    tables = {name: tuple(rows(run)) for name, rows in ROWS.items()}
     return Trace(_header(run, tables), tables)
 
 
@@ -64,7 +56,10 @@ def _header(run: RunRecord, tables: dict[str, tuple[Struct, ...]]) -> TraceHeade
         **common_fields(opening, TraceHeader),
         devices=_devices(run),
         processes=[_process(record) for record in select(run.records, ServerBegan)],
-        tables=describe_tables(tables),
+        tables={
+            name: Table(rows=len(rows), columns={column: unit_of(column) for column in columns(name)})
+            for name, rows in tables.items()
+        },
         measured=run.last_of(Measured) is not None,
         evaluated=bool(run.evaluations),
         device_accuracy=run.last_evaluation.accuracy,

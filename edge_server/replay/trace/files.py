@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -13,20 +13,16 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from edge_server.record.rows import TABLES, columns, unit_of
+from edge_server.record.rows import TABLES, columns
 from edge_server.replay.trace import header as headers
 from edge_server.replay.trace.cells import format_row, parse_row
-from edge_server.replay.trace.header import Table, TraceHeader
+from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
 from shared.runtime.durable import explain_disk_errors
 
 MAX_FILE_BYTES = 1 << 30
-
-
 MAX_ROWS = 1_000_000
-
-
 MAX_LINE = 1 << 20
 
 
@@ -47,14 +43,6 @@ def write(trace: Trace, folder: Path) -> None:
                 lines.writerow(columns(table))
                 lines.writerows(format_row(table, table_row) for table_row in trace.tables[table])
         (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
-
-
-def describe_tables(tables: Mapping[str, tuple[Struct, ...]]) -> dict[str, Table]:
-    """Return the header's description of the tables."""
-    return {
-        table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
-        for table in TABLES
-    }
 
 
 def is_trace(path: Path) -> bool:

@@ -61,13 +61,7 @@ class End(Header, frozen=True, kw_only=True):
 
 
 class Evaluation(Header, frozen=True, kw_only=True):
-    """Evaluation by all connected devices after a round.
-
-    Attributes:
-        round: Last round before it; 0 for none.
-        personal: Each device evaluated a personal model.
-        metrics: The task's metrics by name; unset in runs without a table `[task]`.
-    """
+    """Evaluation by all connected devices after a round, of one model or of personal ones."""
 
     round: int
     accuracy: float | None = None
@@ -87,34 +81,7 @@ ClassShares: TypeAlias = Annotated[tuple[float | None, ...], msgspec.Meta(max_le
 
 
 class TraceHeader(Header, frozen=True, kw_only=True):
-    """Complete header.
-
-    Attributes:
-        format: Always `fieldfleet-trace`.
-        started: Calendar time, for people.
-        anonymous: Device names were replaced.
-        draw: Generator of the first weights, see `shared.models.build`; empty for torch's, as in old traces.
-        statistics_batches: Batches over which running statistics are measured; 0 for none, as in old traces.
-        marked: Texts that look like formulas have the mark `'` before them; false in old traces.
-        plan: Plan of the run; its data path is relative to the folder of data sets.
-        devices: In the order in which they share the plan's data set.
-        processes: Server processes in order of time.
-        measured: Training steps were timed before the first round.
-        evaluated: Devices evaluated the final model.
-        device_accuracy: Result of that evaluation.
-        evaluations: All evaluations by devices, of the aggregated model or of personal ones.
-        statistics: All measurements of running statistics.
-        class_accuracy: Accuracy per class of the aggregated model on the server's test data, by round.
-        terms: The algorithm's training figures by round, for example loss terms or supervised steps.
-        compared: Metric by which the run's models are compared; unset for the accuracy, as in old traces.
-        personal: Devices have their own models; unset if not, and in old traces.
-        metrics: The task's metrics of the aggregated model on the server's test data, by round; unset in runs without a
-            table `[task]`.
-        device_metrics: The same on the devices' held-out examples.
-        rewound: Returns to earlier rounds after a lost checkpoint.
-        notes: Remarks for the interpretation of the figures.
-        ended: None if the run has not ended.
-    """
+    """Complete header; the README documents every key."""
 
     format: Literal["fieldfleet-trace"] = "fieldfleet-trace"
     version: int = VERSION

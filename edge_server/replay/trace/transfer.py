@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edge_server.journal.runs import create_runs_folder, find_run, run_exists
 from edge_server.journal.sqlite import SqliteJournal
+from edge_server.plan.plan import Plan
 from edge_server.replay.trace import files
 from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
-from edge_server.replay.trace.portable_plan import make_portable
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
@@ -24,7 +25,6 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
 
     Args:
         data_root: Folder of data sets, to which paths become relative.
-        anonymous: Replace the devices' names.
 
     Raises:
         ConfigError: There is no such run, or the folder is not empty.
@@ -36,10 +36,7 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
 
 
 def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
-    """Return the trace of a run with portable data paths.
-
-    Args:
-        data_root: Folder of data sets, to which paths become relative.
+    """Return the trace of a run with data paths relative to `data_root`.
 
     Raises:
         ConfigError: As `edge_server.journal.runs.find_run`.
@@ -50,6 +47,20 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
 def portable_trace(trace: Trace, data_root: Path) -> Trace:
     """Return a trace with data paths relative to `data_root`."""
     return Trace(msgspec.structs.replace(trace.header, plan=make_portable(trace.header.plan, data_root)), trace.tables)
+
+
+def make_portable(plan: Plan, data_root: Path) -> Plan:
+    """Return a plan with paths below `data_root` made relative to it; `plan.placed` is the inverse."""
+    replace = msgspec.structs.replace
+
+    def relative(section: Any) -> Any:
+        path = getattr(section, "path", "")
+        if not path or not Path(path).is_relative_to(data_root):
+            return section
+        return replace(section, path=Path(path).relative_to(data_root).as_posix())
+
+    devices = [replace(device, link=relative(device.link), power=relative(device.power)) for device in plan.device]
+    return replace(plan, data=relative(plan.data), server_data=relative(plan.server_data), device=devices)
 
 
 def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:

@@ -43,17 +43,15 @@ def _device_table(runs: Sequence[Digest]) -> Markup | None:
     values = [
         {device.device: value for device in run.devices if (value := device.metric_value()) is not None} for run in runs
     ]
-    devices = sorted({device for by_device in values for device in by_device}, key=natural_order)
+    devices = sorted(set[str]().union(*values), key=natural_order)
     if len(devices) > MOST_BARS:
         return _quantile_table(runs, values)
-    rows = []
+    is_share = common_metric(runs) == ACCURACY
+    rows: list[list[str]] = []
     for device in devices:
         of_runs = [by_device.get(device) for by_device in values]
-        if common_metric(runs) == ACCURACY:
-            rows.append([device, *_share_cells(runs, of_runs)])
-        else:
-            texts = (format_metric(value, run.metric) for run, value in zip(runs, of_runs, strict=True))
-            rows.append([device, *texts])
+        texts = [format_metric(value, run.metric) for run, value in zip(runs, of_runs, strict=True)]
+        rows.append([device, *(_share_cells(runs, of_runs) if is_share else texts)])
     return table(["device", *column_headers(runs)], rows, "shares") if rows else None
 
 
@@ -67,6 +65,7 @@ def _quantile_table(runs: Sequence[Digest], values: Sequence[Mapping[str, float]
 
 
 def _share_cells(runs: Sequence[Digest], shares: Sequence[float | None]) -> list[Markup]:
+    """Return each run's share in percent with a bar."""
     cells = []
     for colour, (name, share) in enumerate(zip(run_names(runs), shares, strict=True)):
         text = format_share(share)

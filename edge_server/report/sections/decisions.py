@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -39,22 +39,18 @@ def decisions(run: Digest) -> Markup:
     if not run.tasks:
         return Markup("<p>No round has ended yet.</p>")
     last, most = run.rounds[-1].round, max(round_.selected for round_ in run.rounds)
-    stacked, values = (
-        chart("devices selected", "round", whole_ticks(last), whole_ticks(most)),
-        _distinct_values(run.tasks),
-    )
+    stacked = chart("devices selected", "round", whole_ticks(last), whole_ticks(most))
+    values = _distinct_values(run.tasks)
     same = [f"{name} {_format_value(single)}" for name, (single, *others) in values.items() if not others]
+    varied = {name: several for name, several in values.items() if len(several) > 1}
+    numeric = [name for name, several in varied.items() if not any(isinstance(value, str) for value in several)]
     is_small = len(run.devices) <= MOST_ROWS and len(run.devices) * len(run.rounds) <= MOST_CELLS
     return render(
         "decisions.html",
         stacked=stacked,
         columns=_stacked_columns(run, stacked),
         online=_online(run),
-        curves=[
-            _value_chart(run, name)
-            for name, several in values.items()
-            if len(several) > 1 and not any(isinstance(value, str) for value in several)
-        ],
+        curves=[_value_chart(run, name) for name in numeric],
         names=[SPREAD] if len(run.devices) > MOST_CURVES else [device.device for device in run.devices],
         same=", ".join(same),
         grid=_arrival_grid(run) if is_small else None,
@@ -136,31 +132,19 @@ def _format_value(value: TaskValue) -> str:
 
 def _value_chart(run: Digest, name: str) -> Chart:
     """Return a chart of a numeric value that differed: a curve per device, or one for many devices."""
-    samples = [
-        (task.round, task.device, value) for task in run.tasks if isinstance(value := task.told.get(name), float)
-    ]
-    values = [value for _, _, value in samples]
-    curves = [_spread(samples)]
-    if len(run.devices) <= MOST_CURVES:
-        curves = [
-            ChartLine(
-                device.device,
-                colour,
-                [Point(n, value, f"round {n}: {value:.6g}") for n, owner, value in samples if owner == device.device],
-            )
-            for colour, device in enumerate(run.devices)
-        ]
-    x_ticks = whole_ticks(run.rounds[-1].round)
-    return chart(f"{name} assigned to devices", "round", x_ticks, ticks(min(values), max(values)), curves)
-
-
-def _spread(samples: Sequence[tuple[int, str, float]]) -> ChartLine:
-    by_round: dict[int, list[float]] = {}
-    for number, _, value in samples:
-        by_round.setdefault(number, []).append(value)
+    by_device, by_round = defaultdict[str, list[Point]](list), defaultdict[int, list[float]](list)
+    for task in run.tasks:
+        if isinstance(value := task.told.get(name), float):
+            by_device[task.device].append(Point(task.round, value, f"round {task.round}: {value:.6g}"))
+            by_round[task.round].append(value)
     spreads = [(number, sorted(values)) for number, values in by_round.items()]
-    points = [
+    medians = [
         Point(number, quantile(values, 0.5), f"round {number}: {values[0]:.6g} to {values[-1]:.6g}")
         for number, values in spreads
     ]
-    return ChartLine(SPREAD, 0, points, [(number, values[0], values[-1]) for number, values in spreads])
+    curves = [ChartLine(SPREAD, 0, medians, [(number, values[0], values[-1]) for number, values in spreads])]
+    if len(run.devices) <= MOST_CURVES:
+        names = [device.device for device in run.devices]
+        curves = [ChartLine(device, colour, by_device[device]) for colour, device in enumerate(names)]
+    heights = ticks(min(values[0] for _, values in spreads), max(values[-1] for _, values in spreads))
+    return chart(f"{name} assigned to devices", "round", whole_ticks(run.rounds[-1].round), heights, curves)

@@ -36,12 +36,7 @@ MIXED_TITLE = "{metric}{unit}, of each run as its summary says"
 
 @dataclass(frozen=True)
 class LowerAxis:
-    """The x axis shared by the charts of a column.
-
-    Attributes:
-        kind: An element of `AXES`.
-        ticks: Round values that enclose all rounds of all runs.
-    """
+    """The x axis, an element of `AXES`, shared by the charts of a column; its ticks enclose all rounds of all runs."""
 
     kind: str
     name: str
@@ -54,8 +49,9 @@ def progress(runs: Sequence[Digest]) -> Markup:
     axes = [axis for kind in AXES if (axis := _lower_axis(runs, kind))]
     rows, missing = list[list[Chart]](), []
     for title, height in _heights(runs).items():
-        if _values(runs, height):
-            rows.append([_chart(runs, title, height, axis) for axis in axes])
+        values = [value for run in runs for round_ in run.rounds if (value := height(round_)) is not None]
+        if values:
+            rows.append([_chart(runs, title, height, axis, upright_ticks(values)) for axis in axes])
         else:
             missing.append(title)
     unknown = [kind for kind in AXES if kind not in {axis.kind for axis in axes}] if axes else []
@@ -64,27 +60,32 @@ def progress(runs: Sequence[Digest]) -> Markup:
 
 
 def _heights(runs: Sequence[Digest]) -> dict[str, Height]:
+    """Return the getter of each chart's plausible values by title."""
     titles = dict(TITLES)
     if any(run.personal for run in runs):
         titles[""] = PERSONAL_TITLE if all(run.personal for run in runs) else MIXED_TITLE
-    is_share = common_metric(runs) == ACCURACY
-    fleets = [scope for scope in known_fleet_scopes(runs) if any(_points(run, scope) > 1 for run in runs)]
-    scopes: list[Scope] = ["", *fleets]
-    unit, scale = (", %", 100.0) if is_share else ("", 1.0)
+    unit, scale = (", %", 100.0) if common_metric(runs) == ACCURACY else ("", 1.0)
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    scopes: list[Scope] = [""]
+    scopes += [scope for scope in known_fleet_scopes(runs) if any(_points(run, scope) > 1 for run in runs)]
     heights: dict[str, Height] = {
-        titles[scope].format(metric=metric_name(runs), unit=unit): partial(_read_metric, scope, scale)
+        titles[scope].format(metric=metric_name(runs), unit=unit): partial(_scale_metric, scope, scale)
         for scope in scopes
     }
-    rounds = [round_ for run in runs for round_ in run.rounds]
     for name in sorted({name for round_ in rounds for name in round_.metrics or ()}):
         heights[f"{name} on test data"] = partial(_read_entry, "metrics", name)
     heights |= {"loss on test data": attrgetter("test_loss"), "training loss": attrgetter("loss")}
     for name in sorted({name for round_ in rounds for name in round_.terms}):
         heights[name.replace("_", " ")] = partial(_read_entry, "terms", name)
-    return heights
+    return {title: partial(_plausible, height) for title, height in heights.items()}
 
 
-def _read_metric(scope: Scope, scale: float, round_: RoundDigest) -> float | None:
+def _plausible(height: Height, round_: RoundDigest) -> float | None:
+    value = height(round_)
+    return value if value is not None and abs(value) < MOST_PLAUSIBLE else None
+
+
+def _scale_metric(scope: Scope, scale: float, round_: RoundDigest) -> float | None:
     value = round_.metric_value(scope)
     return None if value is None else scale * value
 
@@ -98,11 +99,6 @@ def _points(run: Digest, scope: Scope) -> int:
     return sum(round_.metric_value(scope) is not None for round_ in run.rounds)
 
 
-def _values(runs: Sequence[Digest], height: Height) -> list[float]:
-    heights = (height(round_) for run in runs for round_ in run.rounds)
-    return [value for value in heights if value is not None and is_plausible("amount", value)]
-
-
 def _across(round_: RoundDigest, kind: str) -> Amount:
     """Return a round's coordinate on an x axis."""
     return Amount(value=float(round_.round)) if kind == "rounds" else getattr(round_.until, kind)
@@ -113,33 +109,27 @@ def _lower_axis(runs: Sequence[Digest], kind: str) -> LowerAxis | None:
 
     None if no run knows their coordinates.
     """
-    amounts = [_across(round_, kind) for run in runs for round_ in run.rounds]
-    known_amounts = [(amount, amount.value) for amount in amounts if amount.value is not None]
-    if not known_amounts:
+    amounts = [amount for run in runs for round_ in run.rounds if (amount := _across(round_, kind)).value is not None]
+    if not amounts:
         return None
-    most = max(value for _, value in known_amounts)
+    most = max(amount.value or 0.0 for amount in amounts)
     if kind == "rounds":
         return LowerAxis(kind, "round", 1.0, whole_ticks(int(most)))
     unit, size = formatting.unit_of(most, kind)
     names = {"seconds": seconds_label(runs).replace("seconds", "time"), "joules": "energy of all devices"}
-    least = "" if all(amount.whole for amount, _ in known_amounts) else ", at least"
+    least = "" if all(amount.whole for amount in amounts) else ", at least"
     name = f"{names.get(kind, 'frames up and down')}, {unit}{least}"
     return LowerAxis(kind, name, size, ticks(0.0, most / size))
 
 
-def _chart(runs: Sequence[Digest], title: str, height: Height, axis: LowerAxis) -> Chart:
-    curves = [
-        ChartLine(name, colour, _curve(run, height, axis))
-        for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
-    ]
-    return chart(title, axis.name, axis.ticks, upright_ticks(_values(runs, height)), curves)
-
-
-def _curve(run: Digest, height: Height, axis: LowerAxis) -> list[Point]:
-    points = []
-    for round_ in run.rounds:
-        amount, value = _across(round_, axis.kind), height(round_)
-        if amount.value is not None and value is not None and is_plausible("amount", value):
-            place = "" if axis.kind == "rounds" else formatting.format_amount(amount, axis.kind)
-            points.append(Point(amount.value / axis.size, value, f"round {round_.round}: {value:.4g}; {place}"))
-    return points
+def _chart(runs: Sequence[Digest], title: str, height: Height, axis: LowerAxis, y_ticks: Sequence[float]) -> Chart:
+    curves = []
+    for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True)):
+        points = []
+        for round_ in run.rounds:
+            amount, value = _across(round_, axis.kind), height(round_)
+            if amount.value is not None and value is not None:
+                place = "" if axis.kind == "rounds" else formatting.format_amount(amount, axis.kind)
+                points.append(Point(amount.value / axis.size, value, f"round {round_.round}: {value:.4g}; {place}"))
+        curves.append(ChartLine(name, colour, points))
+    return chart(title, axis.name, axis.ticks, y_ticks, curves)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from markupsafe import Markup
 
@@ -37,7 +39,7 @@ def sites(digest: SitesDigest) -> Markup:
         refused=[f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models],
         rows=[*(_row(digest, site) for site in digest.sites), _total_row(digest)],
         curves=[*_names(digest), ALL, ALLOWED],
-        charts=[*(_charts(digest) if digest.mixings else []), *_spread_charts(digest)],
+        charts=[*filter(None, [*(_charts(digest) if digest.mixings else []), *_spread_charts(digest)])],
         most_rows=MOST_ROWS,
         most_named=MOST_NAMED,
     )
@@ -52,7 +54,7 @@ def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
     moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and allowed_joules is not None else ""
     return [
         f"{site.site}, {site.devices} devices",
-        format_metric(site.figure, digest.metric),
+        format_metric(site.metric_value(), digest.metric),
         site.measured or NOTHING,
         f"{site.rounds} of {digest.rounds}, {site.outcome}",
         _format(site.seconds, "seconds"),
@@ -87,42 +89,35 @@ def _names(digest: SitesDigest) -> list[str]:
     return names if len(names) <= MOST_CURVES else []
 
 
-def _charts(digest: SitesDigest) -> list[Chart]:
-    scale = 100.0 if digest.metric == ACCURACY else 1.0
-    joules_of = {
-        mixing.round: {site: amount.value for site, amount in mixing.spent_joules.items() if amount.value is not None}
-        for mixing in digest.mixings
-    }
-    charts = [
+def _charts(digest: SitesDigest) -> list[Chart | None]:
+    """Return charts over the ends of global rounds."""
+    is_share = digest.metric == ACCURACY
+    scale, name, first = 100.0 if is_share else 1.0, digest.metric.name, len(_names(digest))
+    before = _line("before mixing", first, digest.mixings, attrgetter("before"))
+    after = _line("after mixing", first + 1, digest.mixings, attrgetter("after"))
+    return [
         _site_chart(
             digest,
-            f"{digest.metric.name} of edge models{', %' if digest.metric == ACCURACY else ''}",
+            f"{name} of edge models{', %' if is_share else ''}",
             lambda mixing: {site: scale * value for site, value in mixing.accuracy.items()},
             lambda mixing: None if mixing.mean is None else scale * mixing.mean,
         ),
-        _disagreement_chart(digest),
-        _site_chart(
-            digest,
-            "time spent, s",
-            lambda mixing: mixing.spent_s,
-            lambda mixing: mixing.whole_s,
-            lambda mixing: mixing.allowed_s,
-        ),
+        _draw_chart(digest, "disagreement of edge models, before (upper) and after mixing", [before, after]),
+        _site_chart(digest, "time spent, s", attrgetter("spent_s"), attrgetter("whole_s"), attrgetter("allowed_s")),
         _site_chart(
             digest,
             "energy spent, J",
-            lambda mixing: joules_of[mixing.round],
-            lambda mixing: mixing.whole_joules.value,
-            lambda mixing: mixing.allowed_joules,
+            lambda mixing: {k: joules.value for k, joules in mixing.spent_joules.items() if joules.value is not None},
+            attrgetter("whole_joules.value"),
+            attrgetter("allowed_joules"),
         ),
         _site_chart(
             digest,
             "seconds of gossip",
-            lambda mixing: mixing.seconds,
+            attrgetter("seconds"),
             lambda mixing: max(mixing.seconds.values(), default=None),
         ),
     ]
-    return [figure for figure in charts if figure]
 
 
 def _site_chart(
@@ -134,16 +129,15 @@ def _site_chart(
 ) -> Chart | None:
     """Return a chart of a value at the ends of global rounds: of each site, of all, and the budget."""
     names, mixings = _names(digest), digest.mixings
-    curves = [_line(site, colour, mixings, _site_height(of_sites, site)) for colour, site in enumerate(names)]
-    ranges = [(float(mixing.round), sorted(of_sites(mixing).values())) for mixing in mixings if of_sites(mixing)]
-    band = [] if names else [(number, values[0], values[-1]) for number, values in ranges]
-    curves.append(_line(ALL, len(names), mixings, of_all, band))
+    by_site = [(mixing, of_sites(mixing)) for mixing in mixings]
+    curves = [
+        _line(site, colour, mixings, lambda mixing, site=site: of_sites(mixing).get(site))  # type: ignore[misc]
+        for colour, site in enumerate(names)
+    ]
+    ranges = [(float(mixing.round), min(values.values()), max(values.values())) for mixing, values in by_site if values]
+    curves.append(_line(ALL, len(names), mixings, of_all, [] if names else ranges))
     curves.append(_line(ALLOWED, len(names) + 1, mixings, allowed))
     return _draw_chart(digest, title, curves)
-
-
-def _site_height(of_sites: Callable[[MixingDigest], ByName], site: str) -> Height:
-    return lambda mixing: of_sites(mixing).get(site)
 
 
 def _line(
@@ -165,21 +159,13 @@ def _draw_chart(digest: SitesDigest, title: str, curves: Sequence[ChartLine]) ->
     return chart(title, X_TITLE, whole_ticks(digest.rounds), upright_ticks(heights), curves) if heights else None
 
 
-def _disagreement_chart(digest: SitesDigest) -> Chart | None:
-    """Return the disagreement of models before and after mixing, where the journals of all sites are known."""
-    first = len(_names(digest))
-    before = _line("before mixing", first, digest.mixings, lambda mixing: mixing.before)
-    after = _line("after mixing", first + 1, digest.mixings, lambda mixing: mixing.after)
-    return _draw_chart(digest, "disagreement of edge models, before (upper) and after mixing", [before, after])
-
-
-def _spread_charts(digest: SitesDigest) -> list[Chart]:
+def _spread_charts(digest: SitesDigest) -> list[Chart | None]:
     """Return charts of values assigned to devices that differ: the median per site and the range over all."""
     charts, names = list[Chart | None](), _names(digest)
     for name in sorted(digest.given, key=[*VALUE_TITLES, *digest.given].index):
-        spreads, by_round = digest.given[name], dict[int, list[float]]()
+        spreads, by_round = digest.given[name], defaultdict[int, list[float]](list)
         for spread in spreads:
-            by_round.setdefault(spread.round, []).extend((spread.least, spread.most))
+            by_round[spread.round] += (spread.least, spread.most)
         band = [(float(number), min(ends), max(ends)) for number, ends in sorted(by_round.items())]
         if min(low for _, low, _ in band) == max(high for _, _, high in band):
             continue
@@ -192,6 +178,5 @@ def _spread_charts(digest: SitesDigest) -> list[Chart]:
                 if row.site == site
             ]
             curves.append(ChartLine(f"{site}, median", colour, points))
-        title = f"{VALUE_TITLES.get(name, name)}: medians, and from least to most"
-        charts.append(_draw_chart(digest, title, curves))
-    return [figure for figure in charts if figure]
+        charts.append(_draw_chart(digest, f"{VALUE_TITLES.get(name, name)}: medians, and from least to most", curves))
+    return charts

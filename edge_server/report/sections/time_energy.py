@@ -14,7 +14,7 @@ from edge_server.report.digest import DeviceDigest, Digest
 from edge_server.report.formatting import NOTHING, bytes_label, format_amount, format_metric, format_share
 from edge_server.report.html import macro, render
 from edge_server.report.summarise import PARTS, TASK_AMOUNTS, sum_joules
-from edge_server.report.tables import clock_kind, table
+from edge_server.report.tables import table
 from shared.protocol.measurements import Quality
 
 MOST_BARS = 120
@@ -49,7 +49,7 @@ def time_and_energy(run: Digest) -> Markup:
     is_small = len(run.devices) <= MOST_BARS
     return render(
         "time_energy.html",
-        clock=clock_kind(run),
+        clock=run.clock,
         keys=[(part, PART_LABELS.get(part, part)) for part in activities(run)],
         bars=_bars(run) if is_small else None,
         devices=_device_table(run) if is_small else None,
@@ -62,7 +62,7 @@ def time_and_energy(run: Digest) -> Markup:
 def _quantile_rows(run: Digest) -> tuple[list[list[str]], list[str]]:
     """Return the distribution over tasks of each known amount, and the names of those that no task knows."""
     names = activities(run)
-    figures = {f"{part}, {clock_kind(run)} time": f"seconds.{part}" for part in (*names, "waiting")}
+    figures = {f"{part}, {run.clock} time": f"seconds.{part}" for part in (*names, "waiting")}
     figures |= {f"{part}, energy": f"joules.{part}" for part in names}
     figures |= {"energy above idle": "joules.above_idle"} | {_frames(name, run): name for name in run.traffic}
     known_values = {name: array("d") for name in figures.values()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -13,7 +13,6 @@ from edge_server.report.axes import Axis, ticks
 from edge_server.report.digest import Digest, TaskDigest
 from edge_server.report.html import clean, render
 from edge_server.report.sections.time_energy import PART_LABELS, activities
-from edge_server.report.tables import clock_kind
 
 WIDTH, RIGHT, TOP = 1200, 1190.0, 4
 LANE, BAR = 18, 12
@@ -41,6 +40,11 @@ def timeline(run: Digest) -> Markup:
     unit, size = formatting.unit_of(last, "seconds")
     start_x = 12 + LETTER * max(len("rounds"), *(min(LABEL_LETTERS, len(lane)) for lane in lanes), 0)
     x = Axis(ticks(0.0, last / size, 10), start_x, RIGHT)
+    heights, paths = {lane: TOP + index * LANE for index, lane in enumerate(lanes, 1)}, dict[str, str]()
+    for task in run.tasks if lanes else []:
+        for name, span in task_spans(task, spans[task.round], names) if task.round in spans else ():
+            start, end = (clean(x.at(second / size)) for second in span)
+            paths[name] = f"{paths.get(name, '')}M{start} {heights[task.device]}H{end}v{BAR}H{start}z"
     drawn = [round_ for round_ in run.rounds if round_.round in spans]
     return render(
         "timeline.html",
@@ -52,14 +56,14 @@ def timeline(run: Digest) -> Markup:
         bar_height=BAR,
         labels=PART_LABELS,
         note=note,
-        across=f"{clock_kind(run)} time of the rounds, {unit}",
+        across=f"{run.clock} time of the rounds, {unit}",
         lanes=["rounds", *(lane[:LABEL_LETTERS] for lane in lanes)],
         classes=[*((part, PART_LABELS.get(part, part)) for part in names), ("unknown", "not attributed")],
         rounds=[
             (round_, x.at(spans[round_.round].start / size), x.at(spans[round_.round].end / size)) for round_ in drawn
         ],
         seconds={round_.round: formatting.format_amount(Amount(value=round_.seconds), "seconds") for round_ in drawn},
-        paths=_paths(run, spans, {lane: TOP + index * LANE for index, lane in enumerate(lanes, 1)}, names, (x, size)),
+        paths=paths,
     )
 
 
@@ -73,13 +77,8 @@ def round_spans(run: Digest) -> dict[int, TimeSpan]:
 
 
 def task_spans(task: TaskDigest, within: TimeSpan, names: Sequence[str]) -> Iterator[tuple[str, TimeSpan]]:
-    """Yield the activities of a task one after another, cut at the end of its round.
-
-    Args:
-        names: Activities in the order in which they happen.
-    """
-    start = within.start
-    amounts = [(name, getattr(task.seconds, name)) for name in names]
+    """Yield the activities of a task in the order of `names`, cut at the end of its round."""
+    start, amounts = within.start, [(name, getattr(task.seconds, name)) for name in names]
     for name, amount in amounts:
         end = min(within.end, start + (amount.value or 0.0))
         if end > start:
@@ -87,20 +86,3 @@ def task_spans(task: TaskDigest, within: TimeSpan, names: Sequence[str]) -> Iter
         start = end
     if start < within.end and not all(amount.whole for _, amount in amounts):
         yield "unknown", TimeSpan(start, within.end)
-
-
-def _paths(
-    run: Digest,
-    spans: Mapping[int, TimeSpan],
-    lanes: Mapping[str, int],
-    names: Sequence[str],
-    across: tuple[Axis, float],
-) -> dict[str, str]:
-    """Return the SVG path of each activity, a rectangle for each time span of a task."""
-    x, size = across
-    paths: dict[str, str] = {}
-    for task in run.tasks if lanes else []:
-        for name, span in task_spans(task, spans[task.round], names) if task.round in spans else ():
-            start, end = (clean(x.at(second / size)) for second in span)
-            paths[name] = f"{paths.get(name, '')}M{start} {lanes[task.device]}H{end}v{BAR}H{start}z"
-    return paths

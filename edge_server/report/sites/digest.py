@@ -1,7 +1,4 @@
-"""Report digest of a plan with several sites.
-
-Rounds are edge rounds, named `global.edge`.
-"""
+"""Report digest of a plan with several sites; rounds are edge rounds, named `global.edge`."""
 
 from __future__ import annotations
 
@@ -10,16 +7,14 @@ import msgspec
 from edge_server.journal.compared_metric import ACCURACY, ComparedMetric
 from edge_server.journal.outcome import RefusedModels
 from edge_server.record.amounts import NONE, Amount
+from edge_server.report.digest import DigestPart, ValueOrUnset
 
 
-class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """One site.
+class SiteDigest(DigestPart, frozen=True, kw_only=True):
+    """One site, with `devices` in the plan.
 
     Attributes:
-        site: Its name in the plan.
-        devices: Number of its devices in the plan.
         accuracy: Of its model when last evaluated; `measured` names the round.
-        value: The same in a run that is compared by another metric; unset in others.
         seconds: Of its rounds, gossip included.
         joules: Of its devices, including estimates charged for unreported tasks.
         share_joules: Its devices' share of the plan's budget; None without one.
@@ -29,7 +24,6 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
         bytes_up, bytes_down: Frames to and from neighbours.
         decided: Rounds that it decided for other sites.
         refused: Messages of peers that were rejected, by reason.
-        refused_models: Neighbours whose models it refused.
     """
 
     site: str
@@ -38,7 +32,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     rounds: int
     accuracy: float | None = None
-    value: float | msgspec.UnsetType | None = msgspec.UNSET
+    value: ValueOrUnset = msgspec.UNSET
     measured: str = ""
     seconds: float = 0.0
     joules: Amount = NONE
@@ -49,13 +43,8 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int = 0
     bytes_down: int = 0
     decided: int = 0
-    refused: dict[str, int] = {}
-    refused_models: list[RefusedModels] = []
-
-    @property
-    def figure(self) -> float | None:
-        """The metric by which models are compared, of its model when last evaluated."""
-        return self.accuracy if self.value is msgspec.UNSET else self.value
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    refused_models: list[RefusedModels] = msgspec.field(default_factory=list)
 
 
 class MixingDigest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,13 +83,11 @@ class MixingDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of the graph.
+    """One edge of the graph: gossips over it (`on`) and without it (`off`), according to the available journals.
 
     Attributes:
-        on: Gossips over it according to the available journals; `off`: those without it.
         causes: Reasons for being off, from either end.
-        rounds: Rounds in which it was off.
-        unlike: Rounds in which only one end had it on.
+        rounds: Rounds in which it was off; `unlike`: in which only one end had it on.
         bytes: Both ways, as received; as sent where the other journal is missing.
     """
 
@@ -115,12 +102,9 @@ class EdgeDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordinating(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive rounds that one site decided for the same sites.
+    """Consecutive rounds, `first` to `last`, that one site decided in a term for the same sites.
 
     Attributes:
-        coordinator: Site that coordinated in `term`.
-        sites: Sites it decided for, according to their runs.
-        first, last: Rounds; `rounds` is their number.
         cause: Cause of its term in one word; empty for the first.
     """
 
@@ -149,9 +133,7 @@ class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Common prefix of the runs' names, or the plan's name.
         live: Whether its seconds are of a wall clock.
-        compared: Metric by which models are compared; unset for the accuracy.
-        edge_rounds: Per global round.
-        rounds: Edge rounds that the plan asks for.
+        edge_rounds: Per global round; `rounds` are the edge rounds that the plan asks for.
         zeta: Factor by which mixing shrinks disagreement at least while all edges are on.
         missing: Sites without a run in the report.
         time_s, joules: Budgets of the plan.

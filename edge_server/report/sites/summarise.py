@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from edge_server.journal.compared import measured_rounds
 from edge_server.journal.compared_metric import ACCURACY
 from edge_server.journal.decision import Coordinated, TermBegan
 from edge_server.journal.outcome import refused_models
-from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, valid_records
+from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, select, valid_records
 from edge_server.journal.runs import make_round_namer
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
@@ -58,13 +58,40 @@ class SiteRun:
         return {round_.round: round_ for round_ in self.digest.rounds}
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """Distances between edge models around a gossip, estimated from sketches; None unless all sites have one."""
+class Sites(dict[str, SiteRun]):
+    """Runs of one plan by site, at least one."""
 
-    before: float | None = None
-    after: float | None = None
-    mean_moved: float | None = None
+    @property
+    def first(self) -> SiteRun:
+        """Any of the runs."""
+        return next(iter(self.values()))
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of all runs."""
+        return self.first.digest.plan
+
+    @property
+    def table(self) -> SitesPlan:
+        """The plan's sites."""
+        assert self.plan.sites
+        return self.plan.sites
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Number of devices of every site."""
+        return sizes_of(self.plan)
+
+    @cached_property
+    def name(self) -> Callable[[int], str]:
+        """Return the name of a round."""
+        return make_round_namer(self.first.records)
+
+    def can_join(self, run: SiteRun) -> bool:
+        """Check that a run is of the same plan, and of a site without a run."""
+        first = self.first.digest
+        same = first.live == run.digest.live and encode_plan(first.plan) == encode_plan(run.digest.plan)
+        return same and run.site not in self
 
 
 def digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> list[SitesDigest]:
@@ -73,77 +100,49 @@ def digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> list[Sit
     Args:
         runs: Digests with the journals they come from.
     """
-    groups: list[dict[str, SiteRun]] = []
+    groups: list[Sites] = []
     for digest, records in runs:
         if digest.plan.sites:
             run = SiteRun(find_site(records, digest.run), digest, records)
-            group = next((group for group in groups if _can_join(group, run)), None)
+            group = next((group for group in groups if group.can_join(run)), None)
             if group is None:
-                groups.append(group := {})
+                groups.append(group := Sites())
             group[run.site] = run
-    return [_digest({site: group[site] for site in _table(group).names if site in group}) for group in groups]
+    return [_digest(Sites((site, group[site]) for site in group.table.names if site in group)) for group in groups]
 
 
-def _can_join(group: Mapping[str, SiteRun], run: SiteRun) -> bool:
-    first = next(iter(group.values())).digest
-    same = first.live == run.digest.live and encode_plan(first.plan) == encode_plan(run.digest.plan)
-    return same and run.site not in group
-
-
-def _plan(group: Mapping[str, SiteRun]) -> Plan:
-    return next(iter(group.values())).digest.plan
-
-
-def _table(group: Mapping[str, SiteRun]) -> SitesPlan:
-    table = _plan(group).sites
-    assert table
-    return table
-
-
-def _digest(group: Mapping[str, SiteRun]) -> SitesDigest:
-    plan, table = _plan(group), _table(group)
-    sizes, edges = sizes_of(plan), graph_edges(table)
-    name = make_round_namer(next(iter(group.values())).records)
+def _digest(group: Sites) -> SitesDigest:
+    plan, table, edges = group.plan, group.table, graph_edges(group.table)
     base = {run.digest.run.removesuffix(f"-{site}") for site, run in group.items()}
+    mixed_rounds = {number for run in group.values() for number in run.rounds if table.is_mixed(number)}
     return SitesDigest(
         name=f"{base.pop() if len(base) == 1 else plan.name} (all sites)",
-        live=next(iter(group.values())).digest.live,
+        live=group.first.digest.live,
         plan=plan.name,
-        compared=next(iter(group.values())).digest.compared,
+        compared=group.first.digest.compared,
         graph=table.graph,
         edge_rounds=table.edge_rounds,
         rounds=plan.rounds,
-        zeta=zeta(sizes, mixing_rows(sizes, edges)),
+        zeta=zeta(group.sizes, mixing_rows(group.sizes, edges)),
         missing=[site for site in table.names if site not in group],
         time_s=plan.budget.time_s,
         joules=plan.budget.joules,
-        sites=[_site(run, sizes, name) for run in group.values()],
-        mixings=[_mixing(group, number, name) for number in _mixed_rounds(group)],
-        edges=[_edge(group, pair, name) for pair in edges if set(pair) & group.keys()],
-        coordinated=_coordination(group, name),
+        sites=[_site(run, group) for run in group.values()],
+        mixings=[_mixing(group, number) for number in sorted(mixed_rounds)],
+        edges=[_edge(group, pair) for pair in edges if set(pair) & group.keys()],
+        coordinated=_coordination(group),
         given=_value_spreads(group),
     )
 
 
-def _mixed_rounds(group: Mapping[str, SiteRun]) -> list[int]:
-    """Return the last edge round of each global round that any site has ended."""
-    table = _table(group)
-    return sorted({number for run in group.values() for number in run.rounds if table.is_mixed(number)})
-
-
-def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) -> SiteDigest:
-    ledger, gossips, plan = Ledger(), run.gossips.values(), run.digest.plan
+def _site(run: SiteRun, group: Sites) -> SiteDigest:
+    ledger, gossips, plan, sizes = Ledger(), run.gossips.values(), group.plan, group.sizes
     ledger.take(run.records)
     spending = ledger.spending()
     measured, metric = measured_rounds(run.records)[-1:], run.digest.metric
     value = measured[0][0] if measured else None
-    joules = NONE if spending.joules is None else Amount(value=spending.joules, whole=spending.is_whole)
-    share = None if plan.budget.joules is None else plan.budget.joules * sizes[run.site] / sum(sizes.values())
-    others = [
-        record
-        for record in run.records
-        if isinstance(record, Coordinated) and record.decision and record.sites.keys() - {run.site}
-    ]
+    coordinated = select(run.records, Coordinated)
+    decided = {entry.round for entry in coordinated if entry.decision and entry.sites.keys() - {run.site}}
     return SiteDigest(
         site=run.site,
         run=run.digest.run,
@@ -152,68 +151,63 @@ def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
         rounds=len(run.digest.rounds),
         accuracy=share_or_none(value) if metric == ACCURACY else None,
         value=msgspec.UNSET if metric == ACCURACY else amount_or_unknown(value).value,
-        measured=name(measured[0][1]) if measured else "",
+        measured=group.name(measured[0][1]) if measured else "",
         seconds=spending.seconds,
-        joules=joules,
-        share_joules=share,
+        joules=NONE if spending.joules is None else Amount(value=spending.joules, whole=spending.is_whole),
+        share_joules=None if plan.budget.joules is None else plan.budget.joules * sizes[run.site] / sum(sizes.values()),
         moved_joules=spending.moved,
         gossip_s=math.fsum(gossip.seconds for gossip in gossips),
         transfer_s=math.fsum(max(gossip.transfer_s.values(), default=0.0) for gossip in gossips),
         bytes_up=sum(sum(gossip.bytes_up.values()) for gossip in gossips),
         bytes_down=sum(sum(gossip.bytes_down.values()) for gossip in gossips),
-        decided=len({record.round for record in others}),
+        decided=len(decided),
         refused=dict(sorted(sum((Counter(gossip.refused) for gossip in gossips), Counter[str]()).items())),
         refused_models=refused_models(run.records),
     )
 
 
-def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str]) -> MixingDigest:
+def _mixing(group: Sites, number: int) -> MixingDigest:
     gossips = {site: run.gossips[number] for site, run in group.items() if number in run.gossips}
     ends = {site: run.rounds[number] for site, run in group.items() if number in run.rounds}
     accuracy = {site: value for site, end in ends.items() if (value := end.metric_value()) is not None}
-    distances = _measure_disagreement(group, gossips)
-    budget, part = _plan(group).budget, number / _plan(group).rounds
+    off = [
+        f"{first} - {other}"
+        for first, other in graph_edges(group.table)
+        if any(end in gossips and neighbour in gossips[end].off for end, neighbour in ((first, other), (other, first)))
+    ]
+    budget, part, is_whole = group.plan.budget, number / group.plan.rounds, len(ends) == len(group)
     joules = {site: sum_known([group[site].digest.measuring, end.until.joules]) for site, end in ends.items()}
     return MixingDigest(
         round=number,
-        named=name(number),
+        named=group.name(number),
         accuracy=accuracy,
         mean=math.fsum(accuracy.values()) / len(accuracy) if accuracy else None,
         of=len(accuracy),
-        before=distances.before,
-        after=distances.after,
-        moved=distances.mean_moved,
+        **_measure_disagreement(group.sizes, gossips),
         seconds={site: gossip.seconds for site, gossip in gossips.items()},
-        off=[f"{first} - {other}" for first, other in graph_edges(_table(group)) if _is_off(gossips, first, other)],
+        off=off,
         spent_s={site: end.until.seconds.value or 0.0 for site, end in ends.items()},
-        whole_s=_slowest_s(group, number) if len(ends) == len(group) else None,
+        whole_s=_slowest_s(group, number) if is_whole else None,
         spent_joules=joules,
-        whole_joules=sum_known(joules.values()) if len(ends) == len(group) else NONE,
+        whole_joules=sum_known(joules.values()) if is_whole else NONE,
         allowed_s=None if budget.time_s is None else budget.time_s * part,
         allowed_joules=None if budget.joules is None else budget.joules * part,
     )
 
 
-def _is_off(gossips: Mapping[str, Gossiped], first: str, other: str) -> bool:
-    return any(
-        neighbour in gossips[site].off for site, neighbour in ((first, other), (other, first)) if site in gossips
-    )
-
-
-def _measure_disagreement(group: Mapping[str, SiteRun], gossips: Mapping[str, Gossiped]) -> Disagreement:
-    """Return the disagreement of all sites' models before and after a gossip, and the distance their mean moved."""
-    sizes = sizes_of(_plan(group))
+def _measure_disagreement(sizes: Mapping[str, int], gossips: Mapping[str, Gossiped]) -> dict[str, float]:
+    """Return the disagreement around a gossip and the mean's move, from sketches; nothing unless all sites have one."""
     before = {site: sketch for site, gossip in gossips.items() if (sketch := unpack_sketch(gossip.before)) is not None}
     after = {site: sketch for site, gossip in gossips.items() if (sketch := unpack_sketch(gossip.after)) is not None}
     if before.keys() != sizes.keys() or after.keys() != sizes.keys():
-        return Disagreement()
-    mean_moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
-    return Disagreement(disagreement(before, sizes), disagreement(after, sizes), mean_moved)
+        return {}
+    moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
+    return {"before": disagreement(before, sizes), "after": disagreement(after, sizes), "moved": moved}
 
 
-def _slowest_s(group: Mapping[str, SiteRun], number: int) -> float:
+def _slowest_s(group: Sites, number: int) -> float:
     """Return (8): the slowest site's seconds of each global round up to this edge round, summed."""
-    q = _table(group).edge_rounds
+    q = group.table.edge_rounds
     return math.fsum(
         max(
             math.fsum(run.rounds[edge].seconds for edge in range(first, first + q) if edge in run.rounds)
@@ -223,85 +217,78 @@ def _slowest_s(group: Mapping[str, SiteRun], number: int) -> float:
     )
 
 
-def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[int], str]) -> EdgeDigest:
-    directions = [(group[site], neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
-    on = [{number for number, gossip in run.gossips.items() if neighbour in gossip.on} for run, neighbour in directions]
-    off = [
-        {number: gossip.off[neighbour] for number, gossip in run.gossips.items() if neighbour in gossip.off}
-        for run, neighbour in directions
-    ]
-    off_rounds = set[int]().union(*off)
-    received_bytes = sum(
-        gossip.bytes_down.get(neighbour, 0) for run, neighbour in directions for gossip in run.gossips.values()
-    )
-    sent_bytes = (
-        sum(gossip.bytes_up.get(neighbour, 0) for run, neighbour in directions for gossip in run.gossips.values())
-        if directions[1:] == []
-        else 0
+def _edge(group: Sites, pair: tuple[str, str]) -> EdgeDigest:
+    directions = [(group[site].gossips, neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
+    on, off, causes = set[int](), set[int](), Counter[str]()
+    for gossips, neighbour in directions:
+        on |= {number for number, gossip in gossips.items() if neighbour in gossip.on}
+        missed = {number: gossip.off[neighbour] for number, gossip in gossips.items() if neighbour in gossip.off}
+        off |= missed.keys()
+        causes.update(missed.values())
+    ways = ("bytes_down",) if len(directions) > 1 else ("bytes_down", "bytes_up")
+    counted = (
+        getattr(gossip, way).get(neighbour, 0)
+        for gossips, neighbour in directions
+        for gossip in gossips.values()
+        for way in ways
     )
     return EdgeDigest(
         one=pair[0],
         other=pair[1],
-        on=len(set[int]().union(*on) - off_rounds),
-        off=len(off_rounds),
-        causes=dict(sorted(Counter(cause for causes in off for cause in causes.values()).items())),
-        rounds=[name(number) for number in sorted(off_rounds)],
-        unlike=[name(number) for number in sorted(off_rounds & set[int]().union(*on))],
-        bytes=received_bytes + sent_bytes,
+        on=len(on - off),
+        off=len(off),
+        causes=dict(sorted(causes.items())),
+        rounds=[group.name(number) for number in sorted(off)],
+        unlike=[group.name(number) for number in sorted(off & on)],
+        bytes=sum(counted),
     )
 
 
-def _coordination(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> list[Coordinating]:
+def _coordination(group: Sites) -> list[Coordinating]:
     sites: dict[tuple[int, int, str], list[str]] = {}
     for site, run in group.items():
         for opening in run.openings:
             if opening.decision and opening.decision.coordinator:
                 key = opening.round, opening.decision.term, opening.decision.coordinator
                 sites.setdefault(key, []).append(site)
-    rows: dict[tuple[int, str, tuple[str, ...]], list[list[int]]] = {}
+    stretches: dict[tuple[int, str, tuple[str, ...]], list[list[int]]] = {}
     for (number, term, coordinator), decided_sites in sorted(sites.items()):
-        stretches = rows.setdefault((term, coordinator, tuple(decided_sites)), [])
-        if stretches and stretches[-1][-1] == number - 1:
-            stretches[-1].append(number)
+        numbers = stretches.setdefault((term, coordinator, tuple(decided_sites)), [])
+        if numbers and numbers[-1][-1] == number - 1:
+            numbers[-1].append(number)
         else:
-            stretches.append([number])
-    causes = _causes(group.values())
-    flat = [(numbers, *key) for key, stretches in rows.items() for numbers in stretches]
+            numbers.append([number])
+    terms = [record for run in group.values() for record in select(run.records, TermBegan)]
+    terms.sort(key=lambda record: record.cause != HEARD)  # the site that began it knows the cause
+    causes = {record.term: record.cause for record in terms}
     return [
         Coordinating(
             coordinator=coordinator,
             term=term,
             sites=list(decided_sites),
-            first=name(numbers[0]),
-            last=name(numbers[-1]),
+            first=group.name(numbers[0]),
+            last=group.name(numbers[-1]),
             rounds=len(numbers),
             cause=causes.get(term, ""),
         )
-        for numbers, term, coordinator, decided_sites in sorted(flat)
+        for numbers, (term, coordinator, decided_sites) in sorted(
+            (numbers, key) for key, of_key in stretches.items() for numbers in of_key
+        )
     ]
 
 
-def _causes(runs: Iterable[SiteRun]) -> dict[int, str]:
-    """Return the cause of each term, preferably from the site that began it; others only record having heard of it."""
-    terms = [record for run in runs for record in run.records if isinstance(record, TermBegan)]
-    ordered = sorted(terms, key=lambda record: record.cause != HEARD)
-    return {record.term: record.cause for record in ordered}
-
-
-def _value_spreads(group: Mapping[str, SiteRun]) -> dict[str, list[Spread]]:
+def _value_spreads(group: Sites) -> dict[str, list[Spread]]:
     """Return the range of each numeric value that the devices of a site were assigned, by name."""
-    spreads: dict[str, list[Spread]] = {}
+    spreads = defaultdict[str, list[Spread]](list)
     for site, run in group.items():
         for opening in run.openings:
-            by_name: dict[str, list[float]] = {}
+            by_name = defaultdict[str, list[float]](list)
             for assignment in opening.decision.devices.values() if opening.decision else ():
                 for name, value in assignment.values.items():
                     if isinstance(value, int | float):
-                        by_name.setdefault(name, []).append(float(value))
+                        by_name[name].append(float(value))
             for name, values in by_name.items():
-                ordered = sorted(values)
-                spread = Spread(
-                    round=opening.round, site=site, least=ordered[0], median=quantile(ordered, 0.5), most=ordered[-1]
-                )
-                spreads.setdefault(name, []).append(spread)
-    return spreads
+                values.sort()
+                least, median, most = values[0], quantile(values, 0.5), values[-1]
+                spreads[name].append(Spread(round=opening.round, site=site, least=least, median=median, most=most))
+    return dict(spreads)
