@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from edge_server.journal.compared_metric import ComparedMetric
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened
 from edge_server.record.amounts import UNKNOWN, Amount, amount_or_unknown
-from edge_server.replay.study.display import StudyDisplay
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.result import CellEnded, CellStarted, Result
 from edge_server.replay.study.summary import StudySummary, spread_of_seeds, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv, tables
+from edge_server.replay.study.terminal import StudyDisplay
 from edge_server.report.summarise import digest_run
 from shared.protocol.messages import Assignment, Cost, Hyper
 from shared.runtime.text_table import write_text
@@ -133,6 +134,18 @@ def test_the_tables_say_the_same(cells):
     groups = list(csv.DictReader(io.StringIO(groups_csv(summary.groups))))
     assert [group["target_bytes_mean"] for group in groups] == ["200.0", ""]
     assert msgspec.json.decode(msgspec.json.encode(summary), type=StudySummary) == summary
+
+
+def test_a_failed_cell_does_not_know_the_metric_of_the_others(cells):
+    """Its row has that column, too; writing the table failed."""
+    a, b, *_ = cells
+    left = result(a, [0.5])
+    compared = ComparedMetric(name="mae", direction="min")
+    left = msgspec.structs.replace(left, digest=msgspec.structs.replace(left.digest, compared=compared))
+    summary = summarise("study", [b, a], {a.name: left}, {b.name: "it died"})
+    for text in (cells_csv(summary.rows), groups_csv(summary.groups)):
+        assert "mae" in text
+        assert "accuracy" not in text
 
 
 def test_progress_counts_and_reckons():
