@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.text import Text
+
+WIDE = 100
+"""Columns of a terminal from which the news are beside the bar, not below it."""
 
 
 class NewsBar(Progress):
-    """A bar with a `news` field, which folds where the terminal is too narrow."""
+    """A bar with a `news` field, on a terminal only; elsewhere it is silent."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a terminal only; elsewhere stay silent."""
-        times = TimeElapsedColumn(), TimeRemainingColumn(compact=True)
-        news = TextColumn("{task.fields[news]}", table_column=Column(overflow="fold"), markup=False)
-        name = TextColumn("{task.description}", markup=False)
-        columns = name, BarColumn(bar_width=20), MofNCompleteColumn(), *times, news
+        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn()]
+        columns += [TimeElapsedColumn(), TimeRemainingColumn(compact=True)]
+        if console.width >= WIDE:
+            columns.append(TextColumn("{task.fields[news]}", markup=False))
         super().__init__(*columns, console=console, disable=not console.is_terminal)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bar of each task, and its news where they are below."""
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            if self.console.width < WIDE:
+                yield Text(f"  {task.fields['news']}")
 
 
 def print_line(console: Console, line: str) -> None:
