@@ -17,6 +17,7 @@ import msgspec
 from rich.console import Console
 
 from edge_server.allocation.coordinator import convert_options
+from edge_server.cli.terminal import write_text
 from edge_server.journal.records import AnyRecord, RoundOpened, drop_void
 from edge_server.journal.runs import create_runs_folder, make_run_name
 from edge_server.plan.budget import BudgetPlan
@@ -34,7 +35,7 @@ from edge_server.trial.local_sites import local_sites
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
 from shared.registry import build
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 from shared.tensors.tree import State
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"

@@ -18,6 +18,7 @@ import msgspec
 
 from edge_server.cli import folders
 from edge_server.cli.gateway import arguments as gateway_commands
+from edge_server.cli.terminal import write_text
 from edge_server.plan.data_folder import check_data_folder, default_data_root
 from shared import registry
 from shared.config_reference import add_format, write_reference
@@ -26,7 +27,7 @@ from shared.runtime import processes
 from shared.runtime.command_line import add_command
 from shared.runtime.processes import loading
 from shared.runtime.service import notify_supervisor
-from shared.runtime.text_table import terminal_columns, write_text
+from shared.runtime.text_table import terminal_columns
 
 if TYPE_CHECKING:
     from edge_server.journal.records import AnyRecord

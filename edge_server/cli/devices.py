@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from edge_server.fleet.device_rows import Device, device_rows
 from edge_server.fleet.forget import forget_retained
 from edge_server.fleet.tables import (
@@ -29,7 +30,6 @@ from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.protocol.measurements import Reading
 from shared.protocol.topics import check_name
 from shared.runtime.clock import utc_seconds
-from shared.runtime.text_table import write_text
 from shared.spelling import guess
 
 log = logging.getLogger(__name__)

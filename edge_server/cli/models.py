@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models import cost as cuts
 from shared.protocol.messages import Scalar, Spec
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 MEGA = 1e6
 

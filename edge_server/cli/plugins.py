@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from edge_server.plan.server_config import load, plugin_entries
 from shared import registry
 from shared.plugins import SHOWN_DIGITS, describe
 from shared.protocol.messages import PluginVersion
 from shared.registry import Plugin
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 GROUPS = {
     "algorithms": "algorithm",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from edge_server.journal.plan_queue import PlanQueue, QueuedJob
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.server_config import ServerConfig, load, plugin_entries
@@ -18,7 +19,7 @@ from shared.runtime import processes
 from shared.runtime.command_line import add_command, add_config
 from shared.runtime.extras import find_packaged_config
 from shared.runtime.processes import loading
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 CONFIG_HELP = "server's configuration file, for its site, folder of runs and data sets"
 MOST_NAMED = 4

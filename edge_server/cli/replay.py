@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from edge_server.cli.report import write
+from edge_server.cli.terminal import write_text
 from edge_server.journal.runs import StoredRun, find_site_runs
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_page import page, sites_page
@@ -17,7 +18,6 @@ from edge_server.replay.comparison.compare_text import lines, sites_lines, table
 from edge_server.replay.comparison.stored_runs import compare_site_runs
 from edge_server.replay.run import ReplayedRun, handle_sigterm, run_replay
 from shared.errors import ConfigError
-from shared.runtime.text_table import write_text
 
 EXIT_FAR = 1
 """The gap exceeds `--fail-above`."""

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from edge_server.cli import folders
+from edge_server.cli.terminal import write_text
 from edge_server.journal.runs import StoredRun, all_runs, find_run, folders_of_runs, is_empty, summarise_runs
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.command_line import add_command
 from shared.runtime.folder_lock import hold_lock
-from shared.runtime.text_table import terminal_columns, write_text
+from shared.runtime.text_table import terminal_columns
 
 EXIT_INCOMPLETE = 1
 """A run to remove is in use."""

@@ -8,9 +8,9 @@ import sys
 import msgspec
 
 from edge_server.cli import folders
+from edge_server.cli.terminal import write_text
 from edge_server.journal.runs import find_run
 from edge_server.sites.overview import read_rounds, sites_table, summarise_sites
-from shared.runtime.text_table import write_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from shared.runtime.processes import loading
-from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
     from edge_server.replay.study.summary import StudySummary

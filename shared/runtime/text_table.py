@@ -99,9 +99,8 @@ def table_lines(table: TextTable, width: int | None, *, styled: bool = False) ->
         width: None for no limit.
         styled: Whether to emit a terminal's control sequences for headings and styled rows.
     """
-    rows = [[printable_text(cell) for cell in row] for row in table.rows]
-    wide, narrow = (_group_columns(table, rows, len(gap), width) for gap in (GAP, NARROW_GAP))
-    gap, groups = (NARROW_GAP, narrow) if len(narrow) < len(wide) or not wide else (GAP, wide)
+    rows = _printable_rows(table)
+    gap, groups = column_groups(table, width)
     lines = fold_text(table.title, width) if table.title else []
     for number, widths in enumerate(groups):
         lines += [""] * bool(number)
@@ -109,6 +108,20 @@ def table_lines(table: TextTable, width: int | None, *, styled: bool = False) ->
     if not groups:
         lines += _render_records(table, rows, width or USUAL_COLUMNS)
     return lines + (fold_text(table.caption, width) if table.caption else [])
+
+
+def column_groups(table: TextTable, width: int | None) -> tuple[str, list[dict[int, int]]]:
+    """Return the gap between columns, and the width of each column in groups that stand below each other.
+
+    There are no groups where a column does not fit beside the key columns.
+    """
+    rows = _printable_rows(table)
+    wide, narrow = (_group_columns(table, rows, len(gap), width) for gap in (GAP, NARROW_GAP))
+    return (NARROW_GAP, narrow) if len(narrow) < len(wide) or not wide else (GAP, wide)
+
+
+def _printable_rows(table: TextTable) -> list[list[str]]:
+    return [[printable_text(cell) for cell in row] for row in table.rows]
 
 
 def fold_text(text: str, width: int | None) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 
 from edge_server.cli.gateway import examine, services
 from edge_server.cli.gateway.site import EXIT_BAD, findings_table, utc_now
+from edge_server.cli.terminal import write_text
 from edge_server.gateway.check import Finding, check_site
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import open_folder
@@ -22,7 +23,6 @@ from edge_server.journal.report_history import latest_reports
 from edge_server.plan.server_config import ServerConfig, load
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime import processes
-from shared.runtime.text_table import write_text
 from shared.transport.tls import describe_unsafe_mode
 
 EXIT_CONFIG = 2

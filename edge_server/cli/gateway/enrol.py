@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
+from edge_server.cli.terminal import write_text
 from edge_server.gateway.authority import check_device_name
 from edge_server.gateway.enrolment.address import Address, read_address, write_address
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
@@ -37,7 +38,7 @@ from shared.errors import ConfigError
 from shared.protocol.enrolment import format_token
 from shared.runtime.durable import replace_file
 from shared.runtime.service import notify_supervisor
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 if TYPE_CHECKING:
     from segno import QRCode

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli.terminal import write_text
 from shared.errors import ConfigError
-from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
     from edge_server.gateway.packages.deb import DebFacts

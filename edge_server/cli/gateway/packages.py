@@ -11,8 +11,9 @@ import msgspec
 
 from edge_server.cli.gateway.package_import import format_builds, import_packages, import_wheels
 from edge_server.cli.gateway.site import add_folder, open_site
+from edge_server.cli.terminal import write_text
 from shared.runtime.command_line import add_command
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 if TYPE_CHECKING:
     from edge_server.gateway.packages.store import PackageIndex

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.cli.gateway.package_import import import_folder, read_in_background
+from edge_server.cli.terminal import write_text
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import utc_seconds
 from shared.runtime.command_line import add_command
 from shared.runtime.support import units
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 if TYPE_CHECKING:
     from edge_server.gateway.check import Finding

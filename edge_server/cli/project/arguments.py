@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from edge_server.cli.gateway.site import add_folder, open_site
+from edge_server.cli.terminal import write_text
 from shared.runtime.command_line import add_command
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 KINDS = ("classification", "regression", "multilabel", "forecast", "segmentation", "anomaly", "custom")
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from edge_server.cli import folders
+from edge_server.cli.terminal import write_text
 from shared import registry
 from shared.data.classes import format_class_names
 from shared.errors import ConfigError
@@ -24,7 +25,7 @@ from shared.runtime import processes
 from shared.runtime.command_line import add_command
 from shared.runtime.processes import loading
 from shared.runtime.service import notify_supervisor
-from shared.runtime.text_table import TextColumn, TextTable, write_text
+from shared.runtime.text_table import TextColumn, TextTable
 
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.cli import folders
+from edge_server.cli.terminal import write_text
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.command_line import add_command
-from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
     from edge_server.journal.rollouts.file import AnyRolloutRecord, Order
