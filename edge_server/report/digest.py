@@ -47,8 +47,8 @@ class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
     def metric_value(self, scope: Scope = "") -> float | None:
         """Return the metric by which the run is compared; None if it was not measured."""
         value, accuracy = (getattr(self, f"{scope}_{name}".removeprefix("_")) for name in ("value", "accuracy"))
-        known: float | None = accuracy if value is msgspec.UNSET else value
-        return known
+        compared_value: float | None = accuracy if value is msgspec.UNSET else value
+        return compared_value
 
 
 class Activities(DigestPart, frozen=True, kw_only=True):

@@ -266,11 +266,11 @@ class _RoundDigests:
 
     def _spent(self, seconds: Amount, joules: Amount, traffic: Mapping[str, Amount]) -> SpentByRound:
         """Return the spending by the end of the next round."""
-        spent = {"seconds": [seconds], "joules": [joules], "bytes": list(traffic.values())}
-        spent |= {name: [amount] for name, amount in traffic.items()}
+        sums = {"seconds": [seconds], "joules": [joules], "bytes": list(traffic.values())}
+        sums |= {name: [amount] for name, amount in traffic.items()}
         before = self.digests[-1].until if self.digests else None
         return SpentByRound(
-            **{name: sum_known([getattr(before, name, NONE), *amounts]) for name, amounts in spent.items()}
+            **{name: sum_known([getattr(before, name, NONE), *amounts]) for name, amounts in sums.items()}
         )
 
     def _compared_figures(self, end: RoundClosed) -> dict[str, Any]:

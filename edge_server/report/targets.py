@@ -83,9 +83,9 @@ def costs_to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> list[C
     costs = []
     for target in targets or default_targets(runs):
         for run in runs:
-            spent: dict[str, Any] = {}
+            fields: dict[str, Any] = {}
             if round_ := round_reaching(run, target):
-                spent = {name: getattr(round_.until, name) for name in ("seconds", "joules", "bytes")}
-                spent["round"] = round_.round
-            costs.append(CostToTarget(run=run.run, target=target, **spent))
+                fields = {name: getattr(round_.until, name) for name in ("seconds", "joules", "bytes")}
+                fields["round"] = round_.round
+            costs.append(CostToTarget(run=run.run, target=target, **fields))
     return costs

@@ -246,8 +246,8 @@ def _task_entries(runs: tuple[Digest, Digest]) -> list[Entries]:
 
     def entry(task: TaskDigest) -> Entry:
         amounts: dict[str, Amount] = {name: attrgetter(path)(task) for name, path in paths.items()}
-        known = {name: amount.value if amount.whole else None for name, amount in amounts.items()}
-        return Entry(task.arrival, known)
+        figures = {name: amount.value if amount.whole else None for name, amount in amounts.items()}
+        return Entry(task.arrival, figures)
 
     return [{(task.round, task.device): entry(task) for task in run.tasks} for run in runs]
 

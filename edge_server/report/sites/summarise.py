@@ -142,7 +142,7 @@ def _site(run: SiteRun, group: Sites) -> SiteDigest:
     measured, metric = measured_rounds(run.records)[-1:], run.digest.metric
     value = measured[0][0] if measured else None
     coordinated = select(run.records, Coordinated)
-    decided = {entry.round for entry in coordinated if entry.decision and entry.sites.keys() - {run.site}}
+    rounds = {entry.round for entry in coordinated if entry.decision and entry.sites.keys() - {run.site}}
     return SiteDigest(
         site=run.site,
         run=run.digest.run,
@@ -160,7 +160,7 @@ def _site(run: SiteRun, group: Sites) -> SiteDigest:
         transfer_s=math.fsum(max(gossip.transfer_s.values(), default=0.0) for gossip in gossips),
         bytes_up=sum(sum(gossip.bytes_up.values()) for gossip in gossips),
         bytes_down=sum(sum(gossip.bytes_down.values()) for gossip in gossips),
-        decided=len(decided),
+        decided=len(rounds),
         refused=dict(sorted(sum((Counter(gossip.refused) for gossip in gossips), Counter[str]()).items())),
         refused_models=refused_models(run.records),
     )
@@ -201,8 +201,8 @@ def _measure_disagreement(sizes: Mapping[str, int], gossips: Mapping[str, Gossip
     after = {site: sketch for site, gossip in gossips.items() if (sketch := unpack_sketch(gossip.after)) is not None}
     if before.keys() != sizes.keys() or after.keys() != sizes.keys():
         return {}
-    moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
-    return {"before": disagreement(before, sizes), "after": disagreement(after, sizes), "moved": moved}
+    distance = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
+    return {"before": disagreement(before, sizes), "after": disagreement(after, sizes), "moved": distance}
 
 
 def _slowest_s(group: Sites, number: int) -> float:
