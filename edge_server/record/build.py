@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -204,13 +204,14 @@ def _working_spans(run: RunRecord) -> dict[str, list[tuple[float, float, int]]]:
     return spans
 
 
-ROWS: Mapping[str, Callable[[RunRecord], Iterator[msgspec.Struct]]] = {
-    "tasks": task_rows,
-    "steps": step_rows,
-    "rounds": round_rows,
-    "decisions": decision_rows,
-    "readings": reading_rows,
-    "facts": fact_rows,
-    "availability": presence_rows,
-}
-"""Rows of a run by table of a trace."""
+def build_tables(run: RunRecord) -> dict[str, tuple[msgspec.Struct, ...]]:
+    """Return the rows of a run by table of a trace."""
+    return {
+        "tasks": tuple(task_rows(run)),
+        "steps": tuple(step_rows(run)),
+        "rounds": tuple(round_rows(run)),
+        "decisions": tuple(decision_rows(run)),
+        "readings": tuple(reading_rows(run)),
+        "facts": tuple(fact_rows(run)),
+        "availability": tuple(presence_rows(run)),
+    }

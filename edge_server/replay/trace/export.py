@@ -23,7 +23,7 @@ from edge_server.journal.records import (
 )
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
-from edge_server.record.build import ROWS
+from edge_server.record.build import build_tables
 from edge_server.record.index import DIGITS, RunRecord
 from edge_server.record.rows import columns, common_fields, unit_of
 from edge_server.replay.trace.header import (
@@ -46,7 +46,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
         ConfigError: The journal lacks the start of the run.
     """
     run = RunRecord(records)
-    tables = {name: tuple(rows(run)) for name, rows in ROWS.items()}
+    tables = build_tables(run)
     return Trace(_header(run, tables), tables)
 
 
