@@ -82,7 +82,7 @@ def _heights(runs: Sequence[Digest]) -> dict[str, Height]:
 
 def _plausible(height: Height, round_: RoundDigest) -> float | None:
     value = height(round_)
-    return value if value is not None and abs(value) < MOST_PLAUSIBLE else None
+    return value if is_plausible("amount", value) else None
 
 
 def _scale_metric(scope: Scope, scale: float, round_: RoundDigest) -> float | None:
