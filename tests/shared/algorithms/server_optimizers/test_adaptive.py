@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.server_optimizers.fedadagrad import fedadagrad
-from shared.algorithms.server_optimizers.fedadam import fedadam
-from shared.algorithms.server_optimizers.fedyogi import fedyogi
+from shared.algorithms.server_optimizers.adaptive import fedadagrad, fedadam, fedyogi
 from tests.shared.algorithms.server_optimizers import textbook
 
 
