@@ -1,9 +1,13 @@
-"""Interface between agent and trainer: `Job` and `Trainer`."""
+"""Interface between agent and trainer: `Job`, `Trainer`, and the messages of their pipes.
+
+A message is a u32 length and MessagePack. The payloads of a split session follow their messages as raw bytes, to avoid
+copies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -12,6 +16,8 @@ from device_agent.measurement.calibration_file import MeasurementSettings
 from shared.data.spec import Data
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
+
+HEAD_BYTES = 4
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,3 +67,55 @@ class Trainer(Protocol):
     async def ready(self, task: Task, /) -> None:
         """Start a trainer for a task, after any earlier trainer process of this device has ended."""
         ...
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Child -> agent: the update is in the outbox."""
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Child -> agent: exchange this step's payload, the next `size` bytes."""
+
+    step: int
+    size: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Child -> agent: the job failed; nothing was written."""
+
+    cause: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: cancel the current job."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: the answer to a step, the next `size` bytes; `carried` is the frame bytes so far, up and down."""
+
+    step: int
+    size: int
+    carried: tuple[int, int]
+
+
+class Skipped(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: `steps` steps, from the current one, were completed without this device."""
+
+    steps: int
+    carried: tuple[int, int]
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: perform this job."""
+
+    job: Job
+
+
+ToTrainer: TypeAlias = Start | Answer | Skipped | Cancel
+FromTrainer: TypeAlias = Step | Done | Failed
+
+
+def frame(message: ToTrainer | FromTrainer) -> bytes:
+    """Encode a message for the pipe."""
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(4, "little") + data

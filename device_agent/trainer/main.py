@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from device_agent.projects.environment import add_project
-from device_agent.trainer.interface import Job
-from device_agent.trainer.pipe_messages import (
+from device_agent.trainer.interface import (
     HEAD_BYTES,
     Answer,
     Cancel,
     Done,
     Failed,
     FromTrainer,
+    Job,
     Skipped,
     Start,
     Step,

@@ -21,14 +21,14 @@ import msgspec
 
 from device_agent.exchange.split_session import Exchange
 from device_agent.projects.provide import Projects, ProvidedProject
-from device_agent.trainer.interface import Job
-from device_agent.trainer.pipe_messages import (
+from device_agent.trainer.interface import (
     HEAD_BYTES,
     Answer,
     Cancel,
     Done,
     Failed,
     FromTrainer,
+    Job,
     Skipped,
     Start,
     Step,

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.interface import Job
-from device_agent.trainer.pipe_messages import HEAD_BYTES, Answer, Failed, FromTrainer, Start, Step, frame
+from device_agent.trainer.interface import HEAD_BYTES, Answer, Failed, FromTrainer, Job, Start, Step, frame
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs.dense import dense

@@ -6,13 +6,13 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE
 
-from device_agent.trainer.pipe_messages import Done, Failed
+from device_agent.trainer.interface import Done, Failed
 from device_agent.trainer.process import Conversation
 from shared.protocol.messages import Missed
 
 CHILD = """
 import sys
-from device_agent.trainer.pipe_messages import Done, Failed, Step, frame
+from device_agent.trainer.interface import Done, Failed, Step, frame
 from device_agent.trainer.main import MessageReader
 reader = MessageReader(sys.stdin.buffer)
 reader.start()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.trainer.interface import Answer, Cancel, Start, frame
 from device_agent.trainer.main import EXIT_GARBLED, MessageReader
-from device_agent.trainer.pipe_messages import Answer, Cancel, Start, frame
 from device_agent.trainer.process import TrainerOptions, TrainerProcess
 from shared.runtime.processes import EXIT_THREAD
 from tests.device_agent.agent_side import is_locked, until

@@ -22,7 +22,7 @@ if sys.argv[1] == "trainer":
     import msgspec
     from device_agent.trainer.interface import Job
     from device_agent.trainer.main import MessageReader, serve
-    from device_agent.trainer.pipe_messages import Done, Start, frame
+    from device_agent.trainer.interface import Done, Start, frame
 
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
     reader, answers = MessageReader(io.BytesIO(frame(Start(job)))), io.BytesIO()
