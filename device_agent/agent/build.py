@@ -52,7 +52,8 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     site, device, meter = config.site, config.device, link or LinkMeter(clock=clock)
     sense, power = partial(_make_report, device, board, meter, folder, clock), board.power if board else None
     reporter = Reporter(transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power)
-    reporter.charge = charge or _charge_of(config)
+    emulated = config.board.emulated  # its transfers have fixed costs; else the board's power log measures them
+    reporter.charge = charge or (partial(charge_transfer, emulated) if emulated else None)
     outbox = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20)
     return Agent(
         device=device,
@@ -69,11 +70,6 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         ),
         reporter=reporter,
     )
-
-
-def _charge_of(config: AgentConfig) -> Charge | None:
-    """Return the transfer costs of an emulated board; None to use the board's power log."""
-    return partial(charge_transfer, config.board.emulated) if config.board.emulated else None
 
 
 def compose_reporter(

@@ -50,6 +50,14 @@ def read_text(path: Path) -> str:
     return read_bounded(path).strip("\0 \t\r\n")
 
 
+def read_text_or(path: Path, default: str = "") -> str:
+    """Return a file's text as `read_text`, or a default if it cannot be read."""
+    try:
+        return read_text(path)
+    except NoData:
+        return default
+
+
 def read_bounded(path: Path) -> str:
     """Return a file's text, at most its first 1 MiB, since recordings may contain endless files.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from device_agent.hardware.files import find_paths, path_exists, read_text
+from device_agent.hardware.files import find_paths, path_exists, read_text_or
 from device_agent.probes.base import read_number
 from device_agent.probes.clocks import CPU_FOLDER, CPUINFO, POLICY_FOLDER
 from shared.errors import NoData
@@ -19,7 +19,7 @@ CPU_PART = re.compile(r"^CPU (?:implementer|part)\s*:\s*(0x[0-9a-f]{1,8})\s*$", 
 
 def describe_core_kinds(root: Path) -> str:
     """Describe how the cores of the board below `root` differ; empty if they are of one kind or nothing is known."""
-    codes = CPU_PART.findall(_read_or_empty(root / CPUINFO))
+    codes = CPU_PART.findall(read_text_or(root / CPUINFO))
     parts = sorted(set(zip(codes[::2], codes[1::2], strict=False)))
     if len(parts) > 1:
         return f"CPU parts {', '.join(part for _, part in parts)}"
@@ -44,10 +44,3 @@ def _read_numbers(root: Path, pattern: str) -> list[float]:
         except NoData:
             continue
     return numbers
-
-
-def _read_or_empty(path: Path) -> str:
-    try:
-        return read_text(path)
-    except NoData:
-        return ""

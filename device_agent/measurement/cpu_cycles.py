@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import read_text_or
 from device_agent.probes.clocks import POLICY_FOLDER, UNCERTAINTY, WORST_LAST, CpuClock, correct_hertz, read_clocks
 from device_agent.probes.cpufreq import read_time_in_state
 from device_agent.probes.cputime import ALL_CPUS, SOURCE, CpuSeconds, parse_stat
@@ -65,7 +65,9 @@ def read_clock_snapshot(root: Path, cpu: Cpu) -> ClockSnapshot:
         raise NoData(answer.part.cause, lack=answer.part.lack)
     clocks = answer.clocks
     return ClockSnapshot(
-        clocks=clocks, states=_read_states(root, clocks, cpu), cpus=_read_cpus(root) if len(clocks) > 1 else {}
+        clocks=clocks,
+        states=_read_states(root, clocks, cpu),
+        cpus=parse_stat(read_text_or(root / SOURCE)) if len(clocks) > 1 else {},
     )
 
 
@@ -88,7 +90,8 @@ def compute_mean_hertz(before: ClockSnapshot, after: ClockSnapshot, cpu: Cpu) ->
     for clock in after.clocks:
         times = subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
-        each.append(_mean_corrected(times, cpu) if times else ends)
+        corrected = {correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in (times or {}).items()}
+        each.append(mean_hertz(corrected) if corrected else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
 
 
@@ -210,10 +213,6 @@ def choose_worse(current: Provenance | None, other: Provenance) -> Provenance:
     return current
 
 
-def _mean_corrected(times: Mapping[float, float], cpu: Cpu) -> float:
-    return mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in times.items()})
-
-
 def _read_states(root: Path, clocks: tuple[CpuClock, ...], cpu: Cpu) -> dict[str, dict[float, float]]:
     """Return the time in states of the policies that count it; useless if firmware overrides the clock."""
     states = {}
@@ -222,10 +221,3 @@ def _read_states(root: Path, clocks: tuple[CpuClock, ...], cpu: Cpu) -> dict[str
             with suppress(NoData):
                 states[clock.name] = read_time_in_state(root / POLICY_FOLDER / clock.name)
     return states
-
-
-def _read_cpus(root: Path) -> dict[str, CpuSeconds]:
-    try:
-        return parse_stat(read_text(root / SOURCE))
-    except NoData:
-        return {}

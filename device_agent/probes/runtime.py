@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import read_text, read_text_or
 from device_agent.hardware.library_smoke_test import EXIT_MEMORY, EXIT_MISSING
 from device_agent.hardware.tools import LIVE_ROOT, run_command
 from device_agent.probes.base import ProbeResult
@@ -92,10 +92,7 @@ def find_version(library: str) -> str:
 def find_missing_isa(root: Path, library: str, profile: Profile) -> str:
     """Return the instruction set that a library needs (by the profile) and this CPU lacks; empty for none."""
     token = profile.cpu.isa.get(library, "")
-    try:
-        lines = re.findall(r"^(?:Features|flags)\s*:(.*)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
-    except NoData:
-        return ""
+    lines = re.findall(r"^(?:Features|flags)\s*:(.*)$", read_text_or(root / "proc/cpuinfo"), re.MULTILINE)
     return token if token and lines and not all(token in line.split() for line in lines) else ""
 
 

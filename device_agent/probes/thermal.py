@@ -91,7 +91,10 @@ def _collect_readings(sensors: list[Sensor], profile: Profile, at: float) -> Pro
 def _keep_hottest(readings: dict[str, Reading], lacking: dict[str, Absent]) -> ProbeResult:
     """Limit the report to the hottest sensors and as many unreadable ones, and state the number left out."""
     ranked = sorted(readings, key=lambda name: (name != HOTTEST_CELSIUS, -readings[name].value))
-    names, absent = set(ranked[: MAX_SENSORS + 1]), dict(sorted(lacking.items(), key=_is_hottest)[:MAX_SENSORS])
+    names, absent = (
+        set(ranked[: MAX_SENSORS + 1]),
+        dict(sorted(lacking.items(), key=lambda item: item[0] != HOTTEST_CELSIUS)[:MAX_SENSORS]),
+    )
     facts = {}
     if len(names) + len(absent) < len(readings) + len(lacking):
         count = len({*readings, *lacking} - {HOTTEST_CELSIUS})
@@ -100,10 +103,6 @@ def _keep_hottest(readings: dict[str, Reading], lacking: dict[str, Absent]) -> P
         )
     hottest = {name: reading for name, reading in readings.items() if name in names}
     return ProbeResult(readings=hottest, absent=absent, facts=facts)
-
-
-def _is_hottest(entry: tuple[str, Absent]) -> bool:
-    return entry[0] != HOTTEST_CELSIUS
 
 
 def _choose_hottest(readings: list[Reading], lacking: int) -> Reading:

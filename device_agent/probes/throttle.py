@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.hardware import firmware
-from device_agent.hardware.files import find_paths, list_folder, read_text
+from device_agent.hardware.files import find_paths, list_folder, read_text, read_text_or
 from device_agent.hardware.hwmon import find_chips
 from device_agent.probes.base import WHOLE_NUMBER, ProbeResult, describe_absence, read_within
 from device_agent.probes.clocks import PLAUSIBLE_HERTZ, POLICY_FOLDER, find_policies
@@ -140,15 +140,8 @@ def _has_detector(root: Path, throttle: Throttle) -> bool:
     """Check whether this board can sense undervoltage; compute modules may lack the detector of the same chip."""
     if not throttle.without_detector:
         return throttle.senses_undervoltage
-    tokens = {token for path in COMPATIBLE_FILES for token in _split_tokens(root / path)}
+    tokens = {token for path in COMPATIBLE_FILES for token in read_text_or(root / path).split("\0") if token}
     return throttle.senses_undervoltage and not tokens & set(throttle.without_detector)
-
-
-def _split_tokens(path: Path) -> list[str]:
-    try:
-        return read_text(path).split("\0")
-    except NoData:
-        return []
 
 
 def _make_reading(values: Mapping[str, int], answers: Mapping[str, ThrottleReport], key: str, at: float) -> Reading:
@@ -248,10 +241,7 @@ def _read_ina3221_alarm(root: Path, _: Throttle) -> ThrottleReport:
 
 def _read_label(alarm: Path) -> str:
     channel = re.sub(r"\D*(\d+).*", r"\1", alarm.name)
-    try:
-        return read_text(alarm.with_name(f"in{channel}_label"))
-    except NoData:
-        return f"channel {channel}"
+    return read_text_or(alarm.with_name(f"in{channel}_label"), f"channel {channel}")
 
 
 def _read_cooling_devices(root: Path, _: Throttle) -> ThrottleReport:
@@ -308,10 +298,7 @@ def _find_intended_mhz(policy: Path, cap_mhz: float) -> float:
     """
     if not cap_mhz:
         return math.inf
-    try:
-        frequencies = read_text(policy / "scaling_available_frequencies").split()
-    except NoData:
-        frequencies = []
+    frequencies = read_text_or(policy / "scaling_available_frequencies").split()
     steps = [int(frequency) * 1e-3 for frequency in frequencies if WHOLE_NUMBER.fullmatch(frequency)]
     return max((step for step in steps if step <= cap_mhz), default=cap_mhz - LARGEST_STEP_MHZ)
 

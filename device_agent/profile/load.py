@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 import firmware_profiles
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import read_text_or
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.check import find_problems
 from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Cpu, Power, Profile
 from shared.config import parse, read
 from shared.config_faults import find_faults
-from shared.errors import ConfigError, NoData
+from shared.errors import ConfigError
 from shared.spelling import guess
 
 SUFFIX = ".toml"
@@ -98,8 +98,8 @@ def read_source(name: str) -> str:
 
 def read_identity(root: Path) -> Identity:
     """Read the tokens of the board below `root`; missing ones are empty."""
-    compatible = next((text for name in COMPATIBLE_FILES if (text := _read_or_empty(root / name))), "")
-    dmi = (_read_or_empty(root / "sys/class/dmi/id" / name) for name in DMI_FIELDS)
+    compatible = next((text for name in COMPATIBLE_FILES if (text := read_text_or(root / name))), "")
+    dmi = (read_text_or(root / "sys/class/dmi/id" / name) for name in DMI_FIELDS)
     return Identity(
         compatible=tuple(compatible.split("\0")) if compatible else (),
         dmi=tuple(value for value in dmi if value),
@@ -126,16 +126,9 @@ def _validate(profile: Profile, path: Path) -> Profile:
     return profile
 
 
-def _read_or_empty(path: Path) -> str:
-    try:
-        return read_text(path)
-    except NoData:
-        return ""
-
-
 def _guess_machine(root: Path) -> str:
     """Return the machine type of a recorded board, from fields that only its /proc/cpuinfo has."""
-    cpuinfo = _read_or_empty(root / "proc/cpuinfo")
+    cpuinfo = read_text_or(root / "proc/cpuinfo")
     if "vendor_id" in cpuinfo:
         return "x86_64"
     return "aarch64" if "CPU implementer" in cpuinfo else ""

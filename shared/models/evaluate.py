@@ -175,10 +175,11 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
         ConfigError: A loss or metric does not accept the outputs.
     """
     total, hits, classes, place = MetricSums(objective), [], 0, device_of(tree.values())
+    count = len(examples.labels)
     with training_mode(network, train=False):
         most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))
         batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1].to(place))))
-        for begin in range(0, len(examples), batch_size):
+        for begin in range(0, count, batch_size):
             inputs, labels = (part[begin : begin + batch_size].to(place) for part in (examples.inputs, examples.labels))
             outputs = call_with(network, tree, inputs)
             compared, targets = objective.operands(outputs, labels, inputs)
@@ -191,10 +192,10 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
     if not hits:
         return Score(None, total.loss, (), total.values(), total.lists(), total.counted)
     hit = torch.cat(hits)
-    accuracy = int(hit.sum()) / len(examples)
+    accuracy = int(hit.sum()) / count
     by_class: tuple[float | None, ...] = ()
     if classes <= MAX_CLASSES:
         counts = examples.labels.bincount(minlength=classes).tolist()
         right = examples.labels[hit].bincount(minlength=classes).tolist()
-        by_class = tuple(number / count if count else None for number, count in zip(right, counts, strict=True))
+        by_class = tuple(number / of if of else None for number, of in zip(right, counts, strict=True))
     return Score(accuracy, total.loss, by_class, total.values(), total.lists(), total.counted)

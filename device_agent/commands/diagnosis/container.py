@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.commands.diagnosis.checks import Check
-from device_agent.hardware.files import read_text
-from shared.errors import NoData
+from device_agent.hardware.files import read_text_or
 
 NAME = "container"
 MARKS = (".dockerenv", "run/.containerenv")
@@ -17,14 +16,9 @@ FIRMWARE_DEVICE = "dev/vcio"
 """Mailbox of a Raspberry Pi, which vcgencmd needs for volts, clocks and throttling."""
 
 
-def is_container(root: Path) -> bool:
-    """Return True inside a Docker or podman container."""
-    return any((root / mark).exists() for mark in MARKS)
-
-
 def examine_container(root: Path) -> Iterator[Check]:
     """Yield what a container hides; nothing outside of a container."""
-    if not is_container(root):
+    if not any((root / mark).exists() for mark in MARKS):
         return
     hidden = list(_find_hidden(root))
     for what, remedy in hidden:
@@ -43,12 +37,6 @@ def _find_hidden(root: Path) -> Iterator[tuple[str, str]]:
         yield "the energy counters of the processor (sys/class/powercap)", UNMASK
     if not any((root / "sys/devices/system/cpu").glob("cpu[0-9]*")):
         yield "the processor's clocks (sys/devices/system/cpu)", "`volumes: [/sys:/sys:ro]`"
-    if _is_raspberry(root) and not (root / FIRMWARE_DEVICE).exists():
+    is_raspberry = "Raspberry Pi" in read_text_or(root / "proc/device-tree/model")
+    if is_raspberry and not (root / FIRMWARE_DEVICE).exists():
         yield "the firmware of the Raspberry Pi (vcgencmd)", "`devices: [/dev/vcio]` and `group_add: [video]`"
-
-
-def _is_raspberry(root: Path) -> bool:
-    try:
-        return "Raspberry Pi" in read_text(root / "proc/device-tree/model")
-    except NoData:
-        return False

@@ -14,7 +14,15 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from device_agent.hardware import firmware, tools
-from device_agent.hardware.files import LACK_MARK, find_paths, is_folder, list_folder, path_exists, read_text
+from device_agent.hardware.files import (
+    LACK_MARK,
+    find_paths,
+    is_folder,
+    list_folder,
+    path_exists,
+    read_text,
+    read_text_or,
+)
 from device_agent.hardware.hwmon import CHIP_FOLDER, I2C_CHIPS, find_addresses
 from device_agent.probes import gpu, memory
 from device_agent.probes.base import ProbeResult
@@ -198,11 +206,7 @@ def _list_interfaces(root: Path) -> list[Path]:
 
 def _find_cgroup_files(root: Path) -> Iterator[Path]:
     """Yield the files of the control groups that limit this process's memory."""
-    try:
-        cgroups = read_text(root / memory.OWN_CGROUP)
-    except NoData:
-        return
-    for mount, group, files in memory.parse_cgroups(cgroups):
+    for mount, group, files in memory.parse_cgroups(read_text_or(root / memory.OWN_CGROUP)):
         for folder in (root / mount / level for level in (group, *group.parents)):
             yield from (folder / name for name in (*files.limits, files.usage, "memory.stat"))
 

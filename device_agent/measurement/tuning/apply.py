@@ -70,7 +70,7 @@ def hold_settings(
     if not plan_steps(before, target):
         yield before
         return
-    _write_journal(journal, ChangeJournal(before=before, target=target))
+    replace_file(journal, msgspec.json.encode(ChangeJournal(before=before, target=target)))  # outlives a power cut
     try:
         apply_steps(root, profile, plan_steps(before, target), run)
         after = read_settings(root, profile)
@@ -147,13 +147,9 @@ def _write_file(path: Path, value: str) -> None:
         raise ConfigError(f"{path} rejects {value}: {error.strerror}{_suggest_remedy(path, error)}") from error
     except NoData as error:
         raise ConfigError(f"{path} was set to {value} but cannot be read back: {error}") from error
-    if now != value and not _is_throttled(path, now, value):
+    is_throttled = path.name == "scaling_max_freq" and now.isdecimal() and int(now) < int(value)  # by heat, for now
+    if now != value and not is_throttled:
         raise ConfigError(f"{path} was set to {value} but reads {now}: something else on this board sets it too")
-
-
-def _is_throttled(path: Path, now: str, value: str) -> bool:
-    """True if the clock cap was accepted but heat keeps it lower for now."""
-    return path.name == "scaling_max_freq" and now.isdecimal() and int(now) < int(value)
 
 
 def _suggest_remedy(path: Path, error: OSError) -> str:
@@ -176,11 +172,6 @@ def _run_step(root: Path, profile: Profile, step: Run, run: ToolRunner) -> None:
             f"{' '.join(step.command)}: the board stays in {now or 'an unknown mode'} instead of {step.power_mode}; "
             "run it on a terminal, since it may need a reboot"
         )
-
-
-def _write_journal(journal: Path, change: ChangeJournal) -> None:
-    """Write the journal durably: a power mode survives a power cut, so the journal must too."""
-    replace_file(journal, msgspec.json.encode(change))
 
 
 def _read_journal(journal: Path) -> ChangeJournal | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import read_text, read_text_or
 from device_agent.measurement.tuning.plan import HERTZ_PER_KILOHERTZ, PolicyClocks, Settings
 from device_agent.probes.base import WHOLE_NUMBER, read_number
 from device_agent.probes.clocks import find_policies
@@ -64,10 +64,7 @@ def _read_hertz(path: Path) -> int:
 
 def _read_list(path: Path) -> tuple[str, ...]:
     """Return a list file's entries; empty if the kernel does not offer it, such as the steps of intel_pstate."""
-    try:
-        return tuple(read_text(path).split())
-    except NoData:
-        return ()
+    return tuple(read_text_or(path).split())
 
 
 def _read_modes(root: Path, table: PowerMode) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import find_paths, list_folder, read_text
+from device_agent.hardware.files import find_paths, list_folder, read_text, read_text_or
 from device_agent.hardware.hwmon import CHIP_FOLDER, find_addresses, find_chips
 from device_agent.probes.base import describe_absence, parse_number
 from device_agent.probes.power.rails import RailReader, Rails
@@ -100,16 +100,9 @@ def _find_iio_channels(root: Path) -> Iterator[tuple[str, Channel]]:
     for chip in list_folder(root / IIO, "*-*"):
         folders = list_folder(chip, "iio:device*") or [chip / "iio_device"]
         for number in range(CHANNELS):
-            label = _text_or_empty(folders[0] / f"rail_name_{number}")
+            label = read_text_or(folders[0] / f"rail_name_{number}")
             if label not in UNCONNECTED:
                 yield label, Channel(((folders[0] / f"in_power{number}_input", NO_BOUNDS),))
-
-
-def _text_or_empty(path: Path) -> str:
-    try:
-        return read_text(path)
-    except NoData:
-        return ""
 
 
 def _read_watts(channel: Channel) -> float:
