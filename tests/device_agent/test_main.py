@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from device_agent.__main__ import main
 from edge_server.fleet.broker import run_private_broker
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
@@ -21,7 +22,7 @@ from shared.protocol.topics import topic
 from shared.transfer import frames
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, until, write_config
+from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, stop, until, write_config
 from tests.machine import free_port
 from tests.naming import names_all
 
@@ -107,17 +108,17 @@ async def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_
     ],
     ids=["unknown", "missing", "name", "folder", "syntax", "absent"],
 )
-async def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypatch, text, named) -> None:
+def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypatch, capsys, text, named) -> None:
     """The first line names the program, each of them what to edit."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr(sys, "argv", ["device-agent", "run", "--config", "agent.toml"])
     if text is not None:
         (tmp_path / "agent.toml").write_text(text)
-    process = await start(Path("agent.toml"))
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode == 2
-    assert out == b""
-    first, *others = err.decode().splitlines()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    first, *others = err.splitlines()
     assert first.startswith("device-agent: ")
     assert names_all(first, *named)
     assert all(line.startswith("agent.toml: ") for line in others)

@@ -55,7 +55,7 @@ async def test_a_trainer_runs_on_the_interpreter_that_is_named(tmp_path, other):
     trainer = TrainerProcess(tmp_path / "lock", 600.0, TrainerOptions(threads=1, python=str(other)))
     await trainer.ready()
     try:
-        while not (program := started(trainer.pid)):  # empty while the kernel replaces the program
+        while not (program := started(trainer.pid)):  # noqa: ASYNC110 - empty while the kernel replaces the program
             await asyncio.sleep(0.01)
         assert program == str(other)
     finally:
