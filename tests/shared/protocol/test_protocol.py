@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -23,6 +24,7 @@ def section(title: str) -> str:
     return found[1]
 
 
+@cache
 def reasons() -> set[str]:
     """Return every word that stands as the reason of a WireError in the sources."""
     found = {"malformed"}
