@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import netns
 import numpy as np
 from inference import alternate, released
-from measure import Figure, NotRun, Row, told
+from measure import Figure, NotRun, Row
 from resume import Site
 
 from device_agent.commands.bench_inference import encode_request, time_requests
@@ -163,7 +162,3 @@ def figures(what: str, taken: list[float], parts: dict[str, Any]) -> list[Figure
         Figure(f"{what}: bytes down", down / 1e3, "kB"),
         Figure(f"{what}: these at the link's rate", at_rate_s * 1e3, "ms"),
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(told(run(quick="--quick" in sys.argv)))

@@ -23,7 +23,7 @@ from typing import Any
 import cpu
 import msgspec
 import netns
-from measure import Figure, NotRun, Row, told
+from measure import Figure, NotRun, Row
 
 from edge_server.fleet.broker import find_mosquitto
 from edge_server.plan.data import device_data
@@ -218,12 +218,3 @@ def run(*, quick: bool = False) -> list[Row]:
         Figure("gap: frame bytes, largest error", 100 * max(one.most for one in frames), "%"),
         Figure("gap: model is not the same bits", float(found.model != "same"), "", "<= 0"),
     ]
-
-
-def main() -> int:
-    """Run it; exit code 1 if a target is missed."""
-    return told(run())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import torch
 from inference_floor import rows_of_a_bare_loop
-from measure import Figure, told
+from measure import Figure
 from serving_beside import RATE_HZ as BESIDE_HZ
 from serving_beside import slowdowns
 
@@ -192,7 +192,3 @@ def run(*, quick: bool = False) -> list[Figure]:
         share = cpu_share(cnn, seconds)
         rows.append(Figure(f"2.0 million parameters at {RATE_HZ} Hz, of a core", 100 * share, "%", "<= 3"))
     return rows
-
-
-if __name__ == "__main__":
-    sys.exit(told(run(quick="--quick" in sys.argv)))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -335,8 +334,3 @@ def timed(call: Callable[[], object], count: int) -> float:
         call()
         found.append(time.perf_counter() - began)
     return median(found)
-
-
-if __name__ == "__main__":
-    for one in run():
-        sys.stdout.write(f"{one.name}: {one.value:.3g} {one.unit} {one.target} {'' if one.ok else 'MISSED'}\n")

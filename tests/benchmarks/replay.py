@@ -223,8 +223,3 @@ def memory(pid: int) -> int:
     except psutil.NoSuchProcess:
         pass
     return total
-
-
-if __name__ == "__main__":
-    for figure in run():
-        sys.stdout.write(f"{figure}\n")

@@ -10,12 +10,11 @@ Nothing else should run meanwhile: nobody predicts what other processes take of 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 from gap import Board, lack, live
-from measure import Figure, NotRun, Row, told
+from measure import Figure, NotRun, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -135,12 +134,3 @@ def _replayed(root: Path, rounds: int) -> Path:
     path.write_text(text(rounds, known=True))
     replay_plan(load(path, root), root / "replayed")
     return root / "replayed"
-
-
-def main() -> int:
-    """Run it; exit code 1 if a target is missed."""
-    return told(run())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

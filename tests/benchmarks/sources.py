@@ -7,7 +7,6 @@ compared twice: decoding alone, and with log-mel features by a plain numpy expre
 from __future__ import annotations
 
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from measure import Figure, told
+from measure import Figure
 from PIL import Image
 
 from shared.data.formats import Mel
@@ -171,7 +170,3 @@ def _sounds(folder: Path, files: int) -> Iterator[Pair]:
     alone = lambda: [soundfile.read(path, dtype="float32") for path in paths]  # noqa: E731 - one expression
     yield "decoding of WAV, by soundfile", decoded, alone
     yield "WAV with mel features, by soundfile and numpy", _read("audio", folder / "sounds"), features
-
-
-if __name__ == "__main__":
-    sys.exit(told(run(quick="--quick" in sys.argv)))

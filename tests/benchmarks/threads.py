@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import cpu
-from measure import Figure, NotRun, Row, told
+from measure import Figure, NotRun, Row
 from serving_beside import training_job
 
 from device_agent.exchange.outbox import Outbox
@@ -135,7 +134,3 @@ def run(*, quick: bool = False) -> list[Row]:
         return [*rows, NotRun("half a processor", reason)]
     with tempfile.TemporaryDirectory() as folder:
         return [*rows, *asyncio.run(with_quota(Path(folder), turns))]
-
-
-if __name__ == "__main__":
-    sys.exit(told(run()))
