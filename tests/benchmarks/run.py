@@ -13,85 +13,52 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-import collaborative
-import cpu
-import cuts
-import disk
-import energy
-import exact
-import floods
-import flower_adapter
-import frozen
-import gap
-import gpu
-import idle
-import inference
-import journal
-import link
-import memory
-import optimizers
-import packing
-import paths
-import power_reads
-import probing
-import replay
-import rounds
-import savings
-import semisfl
-import shares
-import sources
-import split
-import starts
-import threads
-import tls
-import together
-import u_shape
-import views
-import wire
 from measure import Figure, NotRun, Row
 from rich.console import Console
 from rich.table import Table
 
-BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
-    "wire": wire.run,
-    "packing": packing.run,
-    "paths": paths.run,
-    "starts": starts.run,
-    "idle": idle.run,
-    "inference": inference.run,
-    "collaborative": collaborative.run,
-    "rounds": rounds.run,
-    "disk": disk.run,
-    "tls": tls.run,
-    "memory": memory.run,
-    "journal": journal.run,
-    "floods": floods.run,
-    "power-reads": power_reads.run,
-    "energy": energy.run,
-    "probing": probing.run,
-    "cpu": cpu.run,
-    "threads": threads.run,
-    "replay": replay.run,
-    "together": together.run,
-    "link": link.run,
-    "flower-adapter": flower_adapter.run,
-    "exact": exact.run,
-    "gap": gap.run,
-    "gpu": gpu.run,
-    "cuts": cuts.run,
-    "savings": savings.run,
-    "split": split.run,
-    "u-shape": u_shape.run,
-    "frozen": frozen.run,
-    "optimizers": optimizers.run,
-    "shares": shares.run,
-    "sources": sources.run,
-    "views": views.run,
-    "semisfl": semisfl.run,
-}
+BENCHES = [
+    "wire",
+    "packing",
+    "paths",
+    "starts",
+    "idle",
+    "inference",
+    "collaborative",
+    "rounds",
+    "disk",
+    "tls",
+    "memory",
+    "journal",
+    "floods",
+    "power-reads",
+    "energy",
+    "probing",
+    "cpu",
+    "threads",
+    "replay",
+    "together",
+    "link",
+    "flower-adapter",
+    "exact",
+    "gap",
+    "gpu",
+    "cuts",
+    "savings",
+    "split",
+    "u-shape",
+    "frozen",
+    "optimizers",
+    "shares",
+    "sources",
+    "views",
+    "semisfl",
+]
+"""Modules of this folder, `-` for `_`, in the order in which they run; each has a `run(quick=...)`."""
 ROOT, ROWS = Path(__file__).parents[2], Path("build/bench.json")
 
 
@@ -110,7 +77,7 @@ def tried(names: Sequence[str], *, quick: bool) -> tuple[list[Row], dict[str, st
     for name in names:
         began = time.monotonic()
         try:
-            rows += BENCHES[name](quick=quick)
+            rows += import_module(name.replace("-", "_")).run(quick=quick)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it was, the others are to be measured
             traceback.print_exc()
             failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -147,7 +114,7 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in BENCHES]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHES)}")
     measured = commit()
-    rows, failed = tried(options.names or list(BENCHES), quick=options.quick)
+    rows, failed = tried(options.names or BENCHES, quick=options.quick)
     console = Console(width=140)
     console.print(f"commit {measured}{', quick: the sizes are too small for targets' if options.quick else ''}")
     console.print(table(rows, quick=options.quick))
