@@ -1,13 +1,9 @@
-"""The reference of a plan's keys and its JSON Schema, against structs, builders and the shipped plans.
-
-Values are checked against a schema here, by the keywords that a plan's uses; any other keyword is an error.
-"""
+"""The reference of a plan's keys and its JSON Schema, against structs, builders and the shipped plans."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,6 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 
 from device_agent.__main__ import main as agent_main
 from device_agent.config import AgentConfig
@@ -31,8 +28,9 @@ from tests.naming import naming
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "edge_server" / "plan" / "REFERENCE.md"
-PLANS = sorted((ROOT / "deploy" / "plans").glob("*.toml"))
+PLANS = sorted((ROOT / "deploy" / "plans").rglob("*.toml"))
 SCHEMA = plan_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
 KEYS = plan_keys()
 
 
@@ -159,12 +157,12 @@ def test_early_stopping_names_the_methods_that_it_is_for():
     options = [one for one in KEYS if one.heading.startswith("[algorithm.options]")]
     assert not {key.name for one in options for key in one.keys} & set(STOPPING_OPTIONS)
     plan = tomllib.loads((ROOT / "deploy" / "plans" / "fedspu.toml").read_text())
-    require_valid(plan | {"early_stopping": {"share": 0.5}}, SCHEMA)
+    VALIDATOR.validate(plan | {"early_stopping": {"share": 0.5}})
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_a_shipped_plan_is_valid(path):
-    require_valid(tomllib.loads(path.read_text()), SCHEMA)
+    VALIDATOR.validate(tomllib.loads(path.read_text()))
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -193,8 +191,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> dict[str,
 )
 def test_a_mistake_in_a_plan_is_no_valid_plan(change):
     plan = changed(ROOT / "deploy" / "plans" / "demo.toml", change)
-    with pytest.raises(ValueError, match=r"^\$"):
-        require_valid(plan, SCHEMA)
+    assert not VALIDATOR.is_valid(plan)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +205,13 @@ def test_a_mistake_in_a_plan_is_no_valid_plan(change):
     ],
 )
 def test_what_a_plan_may_say_is_valid(change):
-    require_valid(changed(ROOT / "deploy" / "plans" / "demo.toml", change), SCHEMA)
+    VALIDATOR.validate(changed(ROOT / "deploy" / "plans" / "demo.toml", change))
 
 
 def test_the_schema_is_printed_with_meanings_and_defaults(monkeypatch, capsys):
     schema = json.loads(printed(monkeypatch, capsys, "--format", "json"))
     assert schema == json.loads(json.dumps(SCHEMA))
+    Draft202012Validator.check_schema(schema)
     assert schema["$schema"].startswith("https://json-schema.org/")
     cohort = schema["$defs"]["CohortPlan"]["properties"]
     assert cohort["wait_s"]["default"] == 60.0
@@ -230,116 +228,3 @@ def test_the_schema_is_printed_with_meanings_and_defaults(monkeypatch, capsys):
 def test_the_table_has_every_key(monkeypatch, capsys):
     words = set(printed(monkeypatch, capsys).split())
     assert {key.name for group in KEYS for key in group.keys} <= words
-
-
-TYPES = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-}
-NOTES = {"$schema", "$defs", "title", "description", "default", "discriminator"}
-"""Keywords that refuse nothing."""
-
-
-def require_valid(value: Any, schema: dict[str, Any]) -> None:
-    """Check a value.
-
-    Raises:
-        ValueError: It is not valid; the message begins with the place, such as `$.cohort`.
-    """
-    _check(value, schema, schema["$defs"], "$")
-
-
-def _check(value: Any, schema: Any, definitions: dict[str, Any], place: str) -> None:
-    if isinstance(schema, bool):
-        if not schema:
-            raise ValueError(f"{place}: nothing may stand here")
-        return
-    for keyword, said in schema.items():
-        if keyword not in NOTES:
-            CHECKS[keyword](value, said, schema, definitions, place)
-
-
-def _reference(value, said, _schema, definitions, place):
-    _check(value, definitions[said.removeprefix("#/$defs/")], definitions, place)
-
-
-def _type(value, said, _schema, _definitions, place):
-    if not any(TYPES[one](value) for one in ([said] if isinstance(said, str) else said)):
-        raise ValueError(f"{place}: {value!r} is no {said}")
-
-
-def _any_of(value, said, _schema, definitions, place):
-    problems = []
-    for one in said:
-        try:
-            return _check(value, one, definitions, place)
-        except ValueError as error:
-            problems.append(str(error))
-    raise ValueError(f"{place}: none of {len(said)} fits: {'; '.join(problems)}")
-
-
-def _enum(value, said, _schema, _definitions, place):
-    if value not in said:
-        raise ValueError(f"{place}: {value!r} is none of {said}")
-
-
-def _pattern(value, said, _schema, _definitions, place):
-    if not re.search(said, value):
-        raise ValueError(f"{place}: {value!r} is not like {said}")
-
-
-def _required(value, said, _schema, _definitions, place):
-    if lacking := set(said) - set(value):
-        raise ValueError(f"{place}: without {sorted(lacking)}")
-
-
-def _properties(value, said, _schema, definitions, place):
-    for key in value.keys() & said.keys():
-        _check(value[key], said[key], definitions, f"{place}.{key}")
-
-
-def _others(value, said, schema, definitions, place):
-    for key in value.keys() - schema.get("properties", {}).keys():
-        _check(value[key], said, definitions, f"{place}.{key}")
-
-
-def _items(value, said, schema, definitions, place):
-    for index, one in enumerate(value[len(schema.get("prefixItems", [])) :]):
-        _check(one, said, definitions, f"{place}[{index}]")
-
-
-def _prefix(value, said, _schema, definitions, place):
-    for index, (one, shape) in enumerate(zip(value, said, strict=False)):
-        _check(one, shape, definitions, f"{place}[{index}]")
-
-
-def _least(value, said, _schema, _definitions, place):
-    if len(value) < said:
-        raise ValueError(f"{place}: fewer than {said}")
-
-
-def _most(value, said, _schema, _definitions, place):
-    if len(value) > said:
-        raise ValueError(f"{place}: more than {said}")
-
-
-CHECKS = {
-    "$ref": _reference,
-    "type": _type,
-    "anyOf": _any_of,
-    "enum": _enum,
-    "const": lambda value, said, *rest: _enum(value, [said], *rest),
-    "pattern": _pattern,
-    "required": _required,
-    "properties": _properties,
-    "additionalProperties": _others,
-    "items": _items,
-    "prefixItems": _prefix,
-    "minItems": _least,
-    "maxItems": _most,
-}

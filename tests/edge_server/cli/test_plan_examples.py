@@ -12,8 +12,6 @@ import pytest
 
 from edge_server.cli.plan.check import check_plan
 from edge_server.cli.plan.reference import plan_keys
-from edge_server.cli.plan.schema import plan_schema
-from tests.edge_server.cli.test_plan import require_valid
 
 ROOT = Path(__file__).parents[3]
 PLANS = sorted((ROOT / "deploy" / "plans").rglob("*.toml"))
@@ -94,5 +92,4 @@ def test_agents_only_keys_are_keys():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_passes_the_check(path, tmp_path):
     """Without data sets: with the fallback of the plan, or handwritten digits."""
-    require_valid(tomllib.loads(path.read_text()), plan_schema())
     assert check_plan(path, tmp_path).rounds >= 1
