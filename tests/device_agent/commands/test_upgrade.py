@@ -109,6 +109,12 @@ def test_what_is_wanted_is_taken_and_systemd_is_told_before_it_is_watched(board,
     code, out, _ = typed("status", "--format", "json")
     found = json.loads(out)
     assert (code, found["current"], found["state"], found["deployment"]) == (0, "2", "committed", "d")
+    board.fetch("3", "giving-up")
+    board.want("3")
+    assert typed("wanted")[0] == 0
+    found = json.loads(typed("status", "--format", "json")[1])
+    assert [found[key] for key in ("current", "state", "to", "from")] == ["2", "rolled-back", "3", "2"]
+    assert found["reason"] in typed("status")[1]
     (board.state / UPGRADE / "wanted.json").write_text("{")
     assert typed("wanted")[0] == 0
 
