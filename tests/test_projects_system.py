@@ -33,7 +33,7 @@ from edge_server.journal.records import AnyRecord, LeftOut, RunOpened, closed_ro
 from edge_server.journal.sqlite import read_records
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
-from tests.edge_server.processes import ROOT, Ended, captured, final, folder_of, started, until
+from tests.edge_server.processes import ROOT, Ended, captured, final, folder_of, forked, started, until
 from tests.edge_server.textbook import require_equal
 from tests.machine import free_port
 from tests.naming import names_all
@@ -118,7 +118,7 @@ class Field:
         self.runs += 1
         runs, log = self.folder / f"runs-{self.runs}", self.folder / f"server-{self.runs}.log"
         words = ("trial", "run", plan or self.project / "plan.toml", "--config", self.site.path / "server.toml")
-        with started("edge_server", *words, "--data-dir", runs, log=log) as process:
+        with forked(*words, "--data-dir", runs, log=log) as process:
             assert process.wait(240) in (0, 1), log.read_text()
         return folder_of(runs), read_records(folder_of(runs)), log.read_text()
 
@@ -249,7 +249,7 @@ def test_other_code_and_a_missing_package_leave_out_one_board(site, monkeypatch)
     until(lambda: all("connected" in site.log(name).read_text() for name in BOARDS[:2]), "the boards to connect")
     monkeypatch.delenv("PYTHONPATH")
     site.start("board-3")
-    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    monkeypatch.syspath_prepend(libraries)
     _, records, said = site.train()
     assert closed_rounds(records)[-1].arrived == BOARDS[:2], said
     assert names_all(left_out(records)["board-3"], "'fieldlib'")
@@ -286,11 +286,12 @@ def test_a_reverted_release_takes_its_project_back(site):
 
     config, agent = site.site.path / "server.toml", site.folder / "board-1" / "agent.toml"
 
-    def run(module: str, *words: object, code: int = 0, cwd: Path = ROOT) -> str:
-        command = [sys.executable, "-m", module, *map(str, words)]
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)  # noqa: S603 - ours
-        assert done.returncode == code, done.stdout + done.stderr + site.log("board-1").read_text()
-        return done.stderr
+    def run(*words: object, code: int = 0, cwd: Path = ROOT) -> str:
+        log = site.folder / "command.log"
+        log.unlink(missing_ok=True)
+        with forked(*words, log=log, cwd=cwd) as process:
+            assert process.wait(240) == code, log.read_text() + site.log("board-1").read_text()
+        return log.read_text()
 
     def release(version: str) -> None:
         """Publish a version, train with it and roll the model out to the board."""
@@ -299,10 +300,10 @@ def test_a_reverted_release_takes_its_project_back(site):
         folder, _, _ = site.train()
         words = ("--data-dir", site.folder / "releases", "--config", config)
         create = ("release", "create", folder, "--name", "air", *words)
-        assert names_all(run("edge_server", *create, code=2), "'air'", "air.network:build", "FIELDFLEET_PROJECTS")
-        run("edge_server", *create, cwd=site.project)
+        assert names_all(run(*create, code=2), "'air'", "air.network:build", "FIELDFLEET_PROJECTS")
+        run(*create, cwd=site.project)
         terms = ("--soak", "0.3s", "--max-latency-ms", 10_000, "--max-drop", 1)
-        run("edge_server", "rollout", "start", "air", *terms, *words)
+        run("rollout", "start", "air", *terms, *words)
 
     plan = site.project / "plan.toml"
     plan.write_text(plan.read_text().replace("min_devices = 2", "min_devices = 1"))
@@ -314,12 +315,12 @@ def test_a_reverted_release_takes_its_project_back(site):
     site.edit("data.py", "TEST_EVERY = 5", "TEST_EVERY = 4")
     release("0.2.0")
     assert read_versions("gates.main") == {"0.2.0"}
-    run("device_agent", "data", "check", "--config", agent)
+    assert typed(agent_command.main, "data", "check", "--config", agent)[0] == 0
     assert read_versions("data_reader") == {"0.2.0"}
 
-    run("edge_server", "rollout", "back", "--data-dir", site.folder / "releases", "--config", config)
+    run("rollout", "back", "--data-dir", site.folder / "releases", "--config", config)
     until(lambda: BoardStore(agent.parent / "state").record("air").serving == 1, "the earlier release")
-    run("device_agent", "data", "check", "--config", agent)
+    assert typed(agent_command.main, "data", "check", "--config", agent)[0] == 0
     assert read_versions("data_reader") == {"0.1.0"}
     plain = site.folder / "plain.toml"
     plain.write_text(PLAIN_PLAN)
@@ -342,13 +343,13 @@ def test_a_submitted_plan_brings_its_project_to_the_server(site):
 
     def submit() -> None:
         site.publish()
-        words = [sys.executable, "-m", "edge_server", "submit", "plan.toml", "--config", config]
-        subprocess.run(list(map(str, words)), cwd=site.project, check=True, timeout=120)  # noqa: S603 - ours
+        with forked("submit", "plan.toml", "--config", config, log=log, cwd=site.project) as process:
+            assert process.wait(120) == 0, log.read_text()
 
     site.join("board-1")
     site.start("board-1")
     log = site.folder / "queue.log"
-    with started("edge_server", "run", "--wait", "--config", config, log=log, cwd=site.folder):
+    with forked("run", "--wait", "--config", config, log=log, cwd=site.folder):
         submit()
         until(lambda: jobs()[0]["state"] in ("finished", "failed"), "the end of the first job")
         assert jobs()[0]["state"] == "finished", jobs()[0]["cause"] + log.read_text()

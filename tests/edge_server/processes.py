@@ -139,15 +139,16 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: object, log: Path) -> Iterator[Forked]:
+def forked(*arguments: object, log: Path, cwd: Path = ROOT) -> Iterator[Forked]:
     """Run a command of the server in a process like any other, but born with torch: importing it takes seconds of CPU.
 
-    It is a child of a process that does nothing but import and fork, and inherits nothing of the tests.
+    It is a child of a process that does nothing but import and fork. Of the tests it inherits the import path alone:
+    environment variables are those of the first call.
     """
     log.touch()  # a started process has one at once
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "edge_server.trial.live"])
-    process = Forked(context.Process(target=_serve, args=([*map(str, arguments)], log)))
+    process = Forked(context.Process(target=_serve, args=([*map(str, arguments)], log, cwd)))
     process.process.start()
     try:
         yield process
@@ -159,11 +160,12 @@ def forked(*arguments: object, log: Path) -> Iterator[Forked]:
         process.process.join()
 
 
-def _serve(arguments: list[str], log: Path) -> None:
+def _serve(arguments: list[str], log: Path, cwd: Path) -> None:
     """Be the command line of the server, in a session of its own."""
     gc.freeze()
     os.setsid()
-    os.chdir(ROOT)
+    os.chdir(cwd)
+    sys.path.insert(0, str(cwd))  # as `python -m` does
     with log.open("ab", buffering=0) as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

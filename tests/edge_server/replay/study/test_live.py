@@ -26,7 +26,7 @@ from edge_server.replay.study.summary import StudySummary
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.fleets import HEAD, grid_of
-from tests.edge_server.processes import started, until
+from tests.edge_server.processes import forked, until
 from tests.naming import names_all, naming
 
 NAME = "study"
@@ -52,7 +52,7 @@ def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
 def command(folder: Path, jobs: int = 1) -> Any:
     """Run the command on the study that was written."""
     arguments = ("study", folder / "study.toml", "--jobs", jobs, "--data-root", folder, "--data-dir", folder / "runs")
-    return started("edge_server", *arguments, log=folder / "log")
+    return forked(*arguments, log=folder / "log")
 
 
 def done(folder: Path) -> dict[str, int]:
