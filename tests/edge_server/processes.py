@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from runpy import run_module
 from threading import Timer
 from typing import Any, NamedTuple
 
@@ -139,7 +140,7 @@ class Forked:
 
 
 @contextmanager
-def forked(*arguments: object, log: Path, cwd: Path = ROOT) -> Iterator[Forked]:
+def forked(*arguments: object, log: Path, cwd: Path = ROOT, module: str = "edge_server") -> Iterator[Forked]:
     """Run a command of the server in a process like any other, but born with torch: importing it takes seconds of CPU.
 
     It is a child of a process that does nothing but import and fork. Of the tests it inherits the import path alone:
@@ -148,7 +149,7 @@ def forked(*arguments: object, log: Path, cwd: Path = ROOT) -> Iterator[Forked]:
     log.touch()  # a started process has one at once
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "edge_server.trial.live"])
-    process = Forked(context.Process(target=_serve, args=([*map(str, arguments)], log, cwd)))
+    process = Forked(context.Process(target=_serve, args=(module, [*map(str, arguments)], log, cwd)))
     process.process.start()
     try:
         yield process
@@ -160,8 +161,8 @@ def forked(*arguments: object, log: Path, cwd: Path = ROOT) -> Iterator[Forked]:
         process.process.join()
 
 
-def _serve(arguments: list[str], log: Path, cwd: Path) -> None:
-    """Be the command line of the server, in a session of its own."""
+def _serve(module: str, arguments: list[str], log: Path, cwd: Path) -> None:
+    """Be `python -m module`, in a session of its own."""
     gc.freeze()
     os.setsid()
     os.chdir(cwd)
@@ -169,8 +170,8 @@ def _serve(arguments: list[str], log: Path, cwd: Path) -> None:
     with log.open("ab", buffering=0) as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    sys.argv = ["edge-server", *arguments]
-    main()
+    sys.argv = [module, *arguments]
+    run_module(module, run_name="__main__", alter_sys=True)
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

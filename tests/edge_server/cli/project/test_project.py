@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess  # noqa: TID251 - a project's own tests, as its author runs them
-import sys
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ from shared.plugins import folder_digest
 from shared.projects.manifest import decode_project, verify_project
 from shared.projects.wheel import read_wheel
 from shared.protocol.packages import decode_signed_manifest, verify
-from tests.edge_server.processes import Ended, captured, final, folder_of
+from tests.edge_server.processes import Ended, captured, final, folder_of, forked
 from tests.edge_server.textbook import require_equal
 from tests.naming import names_all
 
@@ -44,14 +42,19 @@ def made(tmp_path_factory) -> SiteFolder:
     return folder
 
 
-def edge_server(*words: str) -> list[str]:
-    return [sys.executable, "-m", "edge_server", *words]
-
-
 def refused(*words: object) -> Ended:
     done = captured(*words)
     assert (done.code, done.out) == (2, "")
     return done
+
+
+def run(folder: Path, *words: str, module: str = "edge_server") -> str:
+    """Run a command in a folder; return what it writes."""
+    log = folder.parent / "log"
+    log.unlink(missing_ok=True)
+    with forked(*words, log=log, cwd=folder, module=module) as process:
+        assert process.wait(300) == 0, log.read_text()
+    return log.read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,28 +63,24 @@ def test_a_new_project_has_tests_that_pass_and_a_plan_that_trains(tmp_path, monk
     done = captured("new", f"new_{kind}", "--kind", kind)
     assert names_all(done.out, f"new_{kind}", "edge-server replay plan.toml")
     folder = tmp_path / f"new_{kind}"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=120)  # noqa: S603 - ours
-    command = edge_server("replay", "plan.toml")
-    shown = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)  # noqa: S603
-    assert names_all(shown.stdout, "finished", "5")
+    run(folder, "-q", "-p", "no:cacheprovider", module="pytest")
+    assert names_all(run(folder, "replay", "plan.toml"), "finished", "5")
     assert tomllib.loads((folder / "plan.toml").read_text()).get("task", {"kind": KINDS[0]})["kind"] == kind
 
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_four_commands_lead_from_a_name_to_a_live_run_of_own_code(tmp_path):
+def test_four_commands_lead_from_a_name_to_a_live_run_of_own_code(tmp_path, monkeypatch):
     """As `new` prints them, with an own loss and metric; live is replay, and no file is copied by hand."""
-    command = edge_server("new", "quality", "--kind", "custom")
-    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300)  # noqa: S603
-    commands = [line.partition("#")[0].split() for line in shown.stdout.splitlines()[1:]]
+    monkeypatch.chdir(tmp_path)
+    shown = captured("new", "quality", "--kind", "custom").out
+    commands = [line.partition("#")[0].split() for line in shown.splitlines()[1:]]
     assert [words[:1] for words in commands] == [["cd"], ["edge-server"], ["edge-server"]]
     folder = tmp_path / commands[0][1]
     models = []
     for number, words in enumerate(commands[1:]):
-        command = edge_server(*words[1:], "--data-dir", f"runs-{number}")
-        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=300)  # noqa: S603
-        assert (done.returncode, names_all(done.stdout, "finished", "quality.losses:largest_error")) == (0, True), done
+        said = run(folder, *words[1:], "--data-dir", f"runs-{number}")
+        assert names_all(said, "finished", "quality.losses:largest_error")
         models.append(final(folder_of(folder / f"runs-{number}"), 5))
     require_equal(*models)
 
