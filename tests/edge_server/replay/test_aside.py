@@ -11,9 +11,7 @@ from edge_server.replay.temporary_folder import folder_in, sweep
 HOLD = """
 import sys
 from pathlib import Path
-from shared.runtime.processes import loading
-with loading():
-    from edge_server.replay.run import folder_in
+from edge_server.replay.temporary_folder import folder_in
 with folder_in(Path(sys.argv[1])) as place:
     print(place, flush=True)
     sys.stdin.read()
