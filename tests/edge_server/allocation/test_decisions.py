@@ -261,12 +261,6 @@ def test_the_deadline_that_would_do_has_its_margin_in_it():
     assert not decide(table, band(figures, deadline_s=decision.enough["deadline_s"] * (1 - 1e-6))).feasible
 
 
-def test_cvxpy_says_the_same():
-    case = band({"a": (4000.0, 0.3), "b": (9000.0, 0.9), "c": (50_000.0, 0.2)})
-    table = msgspec.structs.replace(BANDWIDTH, solver="cvxpy")
-    assert decide(table, case).objective == pytest.approx(decide(BANDWIDTH, case).objective, abs=1e-6)
-
-
 def test_a_recorded_decision_can_be_decided_again():
     decision = decide(BANDWIDTH, band({"a": (2000.0, 0.5), "b": (9000.0, 0.9)}))
     kept = msgspec.json.decode(msgspec.json.encode(decision), type=Decision)

@@ -317,23 +317,3 @@ def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(fleet, tm
     assert [sum(isinstance(one, kind) for one in found) for kind in (RunOpened, ServerBegan, RunClosed)] == [1, 3, 1]
     said = log.read_text()
     assert len(set(re.findall(r"\btiny-\d{8}T\w+-\w+", said))) == 1, "the run that was begun first"
-
-
-def test_a_killed_trial_has_not_forgotten_its_budget(fleet, tmp_path):
-    """kill -9 within the first rounds: the next server ends it after the very round that reaches what is recorded."""
-    more = f"{devices('a', 'b')}\n[budget]\ntime_s = 4.0"
-    plan(tmp_path, rounds=500, more=more, evaluation="every = 0")
-    log, command = tmp_path / "log", words(fleet, tmp_path)
-    with forked(*command, log=log) as process:
-        until(lambda: b"2/500" in log.read_bytes(), "the second round")
-        process.kill()
-        process.wait()
-    with forked(*command, log=log) as process:
-        assert process.wait(PATIENCE_S) == 1
-    records = read_records(folder_of(tmp_path / "runs"))
-    seconds = [one.seconds for one in records if isinstance(one, RoundClosed)]
-    assert sum(seconds[:-1]) < 4.0 <= sum(seconds)
-    [end] = [one for one in records if isinstance(one, RunClosed)]
-    assert end.outcome == "stopped"
-    assert names_all(end.cause, "budget.time_s", f"{sum(seconds):.6g} s", "4 s")
-    assert names_all(" ".join(log.read_text().split()), len(seconds), end.cause)

@@ -20,7 +20,7 @@ from edge_server.allocation.allocators.hcef_figures import (
 )
 from edge_server.allocation.coordinator import convert_options, decide, round_case
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
+from edge_server.allocation.inputs import Case, RoundSetting, Sizes
 from edge_server.journal.budget import Ledger, RunSpending
 from edge_server.journal.decision import Decision, Figure
 from edge_server.journal.records import CostSettled, Gossiped, Measured, RoundOpened, UpdateAccepted
@@ -291,6 +291,7 @@ def test_options_that_are_none_are_refused(options):
 )
 def test_whole_steps_keep_deadlines_and_joules_and_are_at_most_one_off(joint, slow, poor, link):
     """So what a task really takes is what was decided: no chance is left."""
+    counts = set[float]()
     for seed in range(20):
         case = fleet(seed, 40, slow=slow, poor=poor, link=link)
         free = decide(table(joint=joint, rho_min=0.2), case)
@@ -307,7 +308,9 @@ def test_whole_steps_keep_deadlines_and_joules_and_are_at_most_one_off(joint, sl
             if link == 1.0:  # else what is left of the seconds is sent, whose positions cost more again
                 assert abs(count - 5 * float(free.devices[name].values["steps"])) < 1
                 assert one.binding == free.devices[name].binding, "rounding leaves room, but it is not why"
-            assert {steps_taken(seed, 5, float(one.values["steps"]), "even") for seed in range(50)} == {round(count)}
+            counts.add(float(one.values["steps"]))
+    for share in counts:
+        assert {steps_taken(seed, 5, share, "even") for seed in range(50)} == {round(5 * share)}
 
 
 def test_what_honest_devices_tell_is_averaged_and_one_that_lies_moves_it_little():
@@ -331,12 +334,6 @@ def test_one_that_lies_about_its_gradients_does_not_bring_all_to_their_floors():
         one.values["steps"] for one in decide(table(), dataclasses.replace(case, figures=figures)).devices.values()
     ]
     assert min(steps) > 4 * HcefOptions().rho_min
-
-
-def test_the_same_case_gives_the_same_decision():
-    case = fleet(13)
-    decision = decide(table(), case)
-    assert decide(table(), recorded_case(decision)) == decision
 
 
 def test_a_mistake_in_its_options_names_file_key_and_remedy(tmp_path):

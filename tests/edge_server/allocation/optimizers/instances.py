@@ -10,7 +10,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import block_diag, csr_array, vstack
 
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth
-from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, objective_terms
+from edge_server.allocation.optimizers.hcef import alternate, start_steps
+from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, objective_terms, steps_cap, total_joules
 
 STEPS, BETWEEN, LEVELS = 401, 21, 400
 COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
@@ -120,3 +121,14 @@ def points(given: HcefTerms, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keep = np.unique(np.concatenate((first, last_of_bin)))
         worth, joules = worth[keep], joules[keep]
     return worth, joules
+
+
+def best_of_ten(given: HcefTerms, rng: np.random.Generator) -> float:
+    """Return the best of where alternation ends within E, from five shares of the room and five random starts."""
+    starts = [start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    count = len(given.step_s)
+    cap = steps_cap(given, np.full(count, given.least[1]))
+    starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
+    ends = [alternate(given, start) for start in starts]
+    within_e = [e for e in ends if total_joules(given, (e.steps, e.sent)) <= given.energy_joules * (1 + 1e-12)]
+    return min(end.objective for end in within_e)

@@ -233,11 +233,6 @@ def test_what_one_more_second_buys_is_what_resolving_finds():
                 assert saved / (step * problem.compute_s[index]) == pytest.approx(told, rel=1e-2, abs=1e-6)
 
 
-def test_a_device_without_a_clock_is_out():
-    found = solve(Bandwidth(np.array([1e6, 1e6]), np.array([8e-5, np.inf]), 3e-5, 2e-5, 32.0 * 3000, 1.0))
-    assert (found.bound[0] == Bound.OUT, found.bound[1] == Bound.OUT) == (False, True)
-
-
 def test_the_server_does_not_load_the_conic_solver():
     names = ("bandwidth", "hcef", "hcef_joint", "keep_ratio")
     loads = ";".join(f"import edge_server.allocation.optimizers.{name}" for name in names)

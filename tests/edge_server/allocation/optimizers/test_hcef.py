@@ -115,15 +115,6 @@ def test_with_no_limits_all_is_sent_and_steps_are_the_unconstrained_best():
             assert found.steps == pytest.approx(np.full(3, expected))
 
 
-def test_less_time_makes_slow_devices_step_less():
-    problem = Hcef(np.array([1.0, 2.0, 4.0]), 1.0, 0.0, 0.0, 8.0, np.inf, 5, 0.1, 1.0)
-    found, hurried = solve(problem), solve(changed(problem, deadline_s=4.0))
-    assert np.all(np.diff(found.steps) <= 0)
-    assert hurried.steps[2] < found.steps[2] or hurried.sent[2] < found.sent[2]
-    assert found.gain_per_s[2] > 0
-    assert [Bound(code).name for code in hurried.bound][2] == "TIME"
-
-
 def test_sending_that_costs_no_joules_is_limited_by_time_alone():
     problem = changed(control("energy", 9, 3), tx_w=0.0)
     given = derive_terms(problem)

@@ -7,10 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from edge_server.allocation.optimizers.hcef import alternate, start_steps
 from edge_server.allocation.optimizers.hcef_joint import solve
-from edge_server.allocation.optimizers.hcef_problem import HcefTerms, derive_terms, steps_cap, total_joules
-from tests.edge_server.allocation.optimizers.instances import by_integers, fleet
+from edge_server.allocation.optimizers.hcef_problem import derive_terms, total_joules
+from tests.edge_server.allocation.optimizers.instances import best_of_ten, by_integers, fleet
 
 SEEDS = int(os.environ.get("FLEETS", "5"))
 """Of each size and number of kinds; FLEETS=100 for the study."""
@@ -18,17 +17,6 @@ SEEDS = int(os.environ.get("FLEETS", "5"))
 KINDS = (1, 2, 3, 5, 0)
 MANY = 10_000
 """Devices of fleets of which half as many seeds are tried."""
-
-
-def best_of_ten(given: HcefTerms, seed: int) -> float:
-    """Return the best end of alternation, from five shares of the room and five random starts."""
-    rng, count = np.random.default_rng(seed), len(given.step_s)
-    cap = steps_cap(given, np.full(count, given.least[1]))
-    starts = [start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
-    ends = [alternate(given, start) for start in starts]
-    most = given.energy_joules * (1 + 1e-12)
-    return min(end.objective for end in ends if total_joules(given, (end.steps, end.sent)) <= most)
 
 
 @pytest.mark.parametrize("count", [8, 16, 30, 64, 200, 1000, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -41,7 +29,7 @@ def test_equal_boards_are_certified_and_never_worse_than_ten_alternations(count)
             assert total_joules(given, (found.steps, found.sent)) <= given.energy_joules * (1 + 1e-11)
             assert np.all(found.steps * given.step_s + found.sent * given.send_s <= given.deadline_s * (1 + 1e-11))
             assert found.least_objective <= found.objective * (1 + 1e-12)
-            assert found.objective <= best_of_ten(given, seed) * (1 + 1e-9), (kinds, seed)
+            assert found.objective <= best_of_ten(given, np.random.default_rng(seed)) * (1 + 1e-9), (kinds, seed)
             gaps.append(found.gap)
     assert np.mean(np.array(gaps) > 1e-3) <= 0.01
 

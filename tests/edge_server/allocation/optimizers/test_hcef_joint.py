@@ -5,30 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_server.allocation.optimizers.hcef import alternate, start_steps
 from edge_server.allocation.optimizers.hcef import solve as by_turns
 from edge_server.allocation.optimizers.hcef_few import best_within
 from edge_server.allocation.optimizers.hcef_joint import solve
 from edge_server.allocation.optimizers.hcef_problem import (
     Hcef,
-    HcefTerms,
     derive_terms,
     objective_terms,
-    steps_cap,
     total_joules,
 )
-from tests.edge_server.allocation.optimizers.instances import CONTROLS, control, fleet
-
-
-def best_of_ten(given: HcefTerms, rng: np.random.Generator) -> float:
-    """Return the best of where alternation ends within E, from five shares of the room and five random starts."""
-    starts = [start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    count = len(given.step_s)
-    cap = steps_cap(given, np.full(count, given.least[1]))
-    starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
-    ends = [alternate(given, start) for start in starts]
-    within_e = [e for e in ends if total_joules(given, (e.steps, e.sent)) <= given.energy_joules * (1 + 1e-12)]
-    return min(end.objective for end in within_e)
+from tests.edge_server.allocation.optimizers.instances import CONTROLS, best_of_ten, control, fleet
 
 
 @pytest.mark.parametrize("kind", CONTROLS)
