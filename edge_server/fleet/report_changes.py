@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import Sensed
-from shared.protocol.measurements import Provenance, Reading
+from shared.protocol.measurements import Provenance
 from shared.protocol.messages import Report
-from shared.protocol.plausible import is_plausible
 
 PAUSE_S = 5.0
 """Least seconds between two records of a device that differ only in figures."""
@@ -64,7 +63,7 @@ def filter_report(report: Report, before: ObservedDevice | None, at: float) -> t
         at: The server's clock, in seconds.
     """
     figures = {name: report.readings[name] for name in TOLERANCE if name in report.readings}
-    figures = {name: reading for name, reading in figures.items() if _is_possible(name, reading)}
+    figures = {name: reading for name, reading in figures.items() if reading.value >= 0 or name.endswith("_celsius")}
     readings = {name: reading.value for name, reading in figures.items()}
     sources = {
         name: Provenance(source=reading.source[:MAX_SOURCE], quality=reading.quality)
@@ -91,11 +90,6 @@ def _is_news(before: ObservedDevice, now: ObservedDevice) -> bool:
         return True
     changed = {name for name, value in now.readings.items() if _has_moved(name, before.readings[name], value)}
     return any(not TOLERANCE[name] for name in changed) or (bool(changed) and now.at - before.at >= PAUSE_S)
-
-
-def _is_possible(name: str, reading: Reading) -> bool:
-    is_measured = is_plausible(name, reading.value) and math.isfinite(reading.at)
-    return is_measured and (reading.value >= 0 or name.endswith("_celsius"))
 
 
 def _has_moved(name: str, before: float, value: float) -> bool:

@@ -7,7 +7,6 @@ compressed against a template, an earlier report of the device: to a tenth of it
 from __future__ import annotations
 
 import logging
-import math
 import sqlite3
 import threading
 import zlib
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from edge_server.journal.claims import drop_implausible
 from edge_server.journal.disk import file_identity, translate_sql_errors
 from edge_server.journal.sqlite import read_database, require_table
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.clip import NAME
-from shared.protocol.measurements import Absent, Reading
+from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
-from shared.protocol.plausible import is_plausible
 from shared.protocol.topics import is_name
 from shared.runtime.durable import drop_oldest, explain_disk_errors, unused_name
 
@@ -41,12 +38,9 @@ TABLE = """CREATE TABLE reports (
 ) WITHOUT ROWID"""
 """Each device's reports are numbered from 1, its templates from -1 downwards."""
 TABLE_SQL = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'reports'"
-SCHEMA = f"""
-PRAGMA journal_mode = WAL;
-PRAGMA synchronous = NORMAL; -- a power cut may cost the last reports
-PRAGMA journal_size_limit = 4194304;
-{TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1)};
-"""
+# A power cut may cost the last reports.
+PRAGMAS = "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA journal_size_limit = 4194304;"
+SCHEMA = PRAGMAS + TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1)
 DEVICES = "SELECT DISTINCT device FROM reports"
 ROWS = """SELECT row.heard_utc_s, row.body, base.body, row.template, row.seq FROM reports AS row
     LEFT JOIN reports AS base ON base.device = row.device AND base.seq = row.template WHERE row.seq > 0"""
@@ -64,7 +58,6 @@ USED = """SELECT (page_count - freelist_count) * page_size
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 class StoredReport(NamedTuple):
@@ -77,11 +70,11 @@ class StoredReport(NamedTuple):
 def latest_reports(path: Path) -> dict[str, StoredReport]:
     """Return the last report of every device. Raises ConfigError without a history, CorruptFile if it is damaged."""
 
-    def read(connection: sqlite3.Connection) -> dict[str, StoredReport]:
+    def read(connection: sqlite3.Connection) -> list[StoredReport]:
         devices = connection.execute(DEVICES).fetchall()
-        return {device[0]: _decode(connection.execute(LAST, device).fetchone()) for device in devices}
+        return [_decode(connection.execute(LAST, device).fetchone()) for device in devices]
 
-    return _query(path, read)
+    return {stored.report.device: stored for stored in _query(path, read)}
 
 
 def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> list[tuple[float, Reading]]:
@@ -114,35 +107,24 @@ def _check(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 def _encode(report: Report) -> bytes:
     """Encode a report with the ages of its readings, which compress better than their times, within `MOST_BYTES`."""
-    readings, absent = dict[str, Reading](), dict(report.absent)
-    for name, reading in report.readings.items():
-        age_s, spread = report.at - reading.at, reading.uncertainty
-        spread = spread if spread is not None and 0 <= spread < math.inf else None
-        if is_plausible(name, reading.value) and math.isfinite(age_s):
-            readings[name] = msgspec.structs.replace(reading, at=age_s, uncertainty=spread)
-        else:
-            absent[name] = Absent(lack="invalid", cause="the value is implausible")
+    readings = {name: replace(reading, at=report.at - reading.at) for name, reading in report.readings.items()}
     spent = report.spent if report.spent and is_name(report.spent.run) else None
-    spent = spent and msgspec.structs.replace(spent, cost=drop_implausible(spent.cost))
-    texts = {"board": report.board[:NAME], "instance": report.instance[:NAME]}
-    report = msgspec.structs.replace(report, **texts, readings=readings, absent=absent, spent=spent, earlier=[])
+    report = replace(report, readings=readings, spent=spent, earlier=[])
     while len(data := msgspec.msgpack.encode(report)) > MOST_BYTES:
         entries = {name: list(getattr(report, name).items()) for name in ("readings", "absent", "facts")}
         halves = {name: dict(items[: len(items) // 2]) for name, items in entries.items()}
-        report = msgspec.structs.replace(report, **halves)
+        report = replace(report, board="", spent=None, **halves)
     return data
 
 
 def _decode(row: Sequence[Any]) -> StoredReport:
     try:
-        report = _decoder.decode(zlib.decompressobj(zdict=row[2]).decompress(row[1], MOST_BYTES))
-        heard_utc_s = float(row[0])
+        data = zlib.decompressobj(zdict=row[2]).decompress(row[1], MOST_BYTES)
+        report, heard_utc_s = msgspec.msgpack.decode(data, type=Report), float(row[0])
     except (zlib.error, msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
         raise CorruptFile(f"a stored report is damaged: {error}") from error
-    readings = {
-        name: msgspec.structs.replace(reading, at=report.at - reading.at) for name, reading in report.readings.items()
-    }
-    return StoredReport(heard_utc_s, msgspec.structs.replace(report, readings=readings))
+    readings = {name: replace(reading, at=report.at - reading.at) for name, reading in report.readings.items()}
+    return StoredReport(heard_utc_s, replace(report, readings=readings))
 
 
 def _compress(data: bytes, template: bytes) -> bytes:
@@ -176,10 +158,8 @@ def _forget_until(connection: sqlite3.Connection, device: str, until: int) -> in
 class ReportHistory:
     """The only writer of the history in this process; may be used from several threads.
 
-    Attributes:
-        keep_days: Maximum age of reports.
-        max_bytes: Maximum size of the file. Beyond it, the device that uses most loses its oldest reports first, so
-            that a talkative device does not displace the others.
+    Beyond `max_bytes` of the file, the device that uses most loses its oldest reports first, so that a talkative device
+    does not displace the others.
     """
 
     folder: Path
@@ -227,26 +207,21 @@ class ReportHistory:
             log.warning("%s was deleted or replaced; the history continues in the new file", self.path)
             self.close()
         if self._connection is None:
-            connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
-            try:
-                connection.executescript(SCHEMA)
-                self._connection, self._identity = _check(connection, self.path), file_identity(self.path)
-            finally:
-                if self._connection is None:
-                    connection.close()
-        return self._connection
+            self.path.touch()
+            self._connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            self._identity = file_identity(self.path)
+        self._connection.executescript(SCHEMA)
+        return _check(self._connection, self.path)
 
     def _forget(self, connection: sqlite3.Connection, now_utc_s: float) -> None:
-        if abs(now_utc_s - self._swept_utc_s) >= SWEEP_S:
-            self._swept_utc_s = now_utc_s
-            for (device,) in connection.execute(DEVICES).fetchall():
-                first = connection.execute(FIRST_SINCE, (device, now_utc_s - self.keep_days * DAY_S)).fetchone()
-                _forget_until(connection, device, first[0] if first else ALL)
-        if connection.execute(USED).fetchone()[0] <= self.max_bytes:
+        used = connection.execute(USED).fetchone()[0]
+        if used <= self.max_bytes and abs(now_utc_s - self._swept_utc_s) < SWEEP_S:
             return
-        sizes, share = connection.execute(SIZES).fetchall(), float(self.max_bytes)
-        while sum(min(size, share) for *_, size in sizes) > self.max_bytes * 15 / 16:
+        self._swept_utc_s, share, sizes = now_utc_s, float(used), connection.execute(SIZES).fetchall()
+        room = sum(size for *_, size in sizes) * min(1.0, self.max_bytes * 15 / 16 / used)
+        while sum(min(size, share) for *_, size in sizes) > room:
             share *= 15 / 16
         for device, first, end, size in sizes:
-            if size > share:
-                _forget_until(connection, device, end - int((end - first) * share / size))
+            since = connection.execute(FIRST_SINCE, (device, now_utc_s - self.keep_days * DAY_S)).fetchone()
+            excess = int((end - first) * max(0.0, 1 - share / size))
+            _forget_until(connection, device, max(since[0] if since else end, first + excess))

@@ -12,6 +12,7 @@ import msgspec
 from shared.protocol.inference.rollout import MOST_MODELS, ModelStatus, Releases
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Message, Report, Status, Update
+from shared.protocol.plausible import is_plausible
 
 MOST_ENTRIES = 256
 """Limit of a report's readings, absences or facts: a board with forty sensors has sixty figures."""
@@ -84,14 +85,20 @@ def _clip_model(status: ModelStatus) -> ModelStatus:
 
 
 def _clip_report(report: Report) -> Report:
+    """Clip a report; an implausible reading becomes an absence."""
+    readings = {name: _clip_reading(reading) for name, reading in _clip_entries(report.readings.items())}
+    absent = {
+        name: Absent(lack=absence.lack, cause=printable(absence.cause))
+        for name, absence in _clip_entries(report.absent.items())
+    }
+    for name, reading in list(readings.items()):
+        if not is_plausible(name, reading.value) or not math.isfinite(reading.at):
+            absent[name] = Absent(lack="invalid", cause=f"{readings.pop(name).value:g} is implausible")
     return msgspec.structs.replace(
         report,
         board=printable(report.board, NAME),
-        readings={name: _clip_reading(reading) for name, reading in _clip_entries(report.readings.items())},
-        absent={
-            name: Absent(lack=absence.lack, cause=printable(absence.cause))
-            for name, absence in _clip_entries(report.absent.items())
-        },
+        readings=readings,
+        absent=absent,
         facts={name: printable(fact) for name, fact in _clip_entries(report.facts.items())},
         spent=report.spent and _clip_spent(report.spent),
         earlier=[_clip_spent(entry) for entry in report.earlier[-MOST_EARLIER:]],
@@ -104,12 +111,9 @@ def _clip_entries(items: Iterable[tuple[str, V]], most: int = MOST_ENTRIES) -> I
 
 
 def _clip_reading(reading: Reading) -> Reading:
-    unit, source = printable(reading.unit, NAME), printable(reading.source)
-    return (
-        reading
-        if (unit, source) == (reading.unit, reading.source)
-        else msgspec.structs.replace(reading, unit=unit, source=source)
-    )
+    spread = _drop_infinite(reading.uncertainty)
+    changes = {"unit": printable(reading.unit, NAME), "source": printable(reading.source), "uncertainty": spread}
+    return _replace_changed(reading, changes)
 
 
 def _clip_spent(entry: TaskCost) -> TaskCost:

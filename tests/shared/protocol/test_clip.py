@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from shared.protocol import clip as bounds
 from shared.protocol.clip import clip, printable
@@ -67,3 +69,13 @@ def test_the_origins_of_a_step_are_short():
     )
     update = clip(Update(run="r", round=1, device="pi", params=None, step=step))
     assert len(update.step.provenance["compute_s"].source) < 2 * bounds.TEXT
+
+
+@pytest.mark.parametrize(("name", "value"), [("x_watts", math.nan), ("x_watts", math.inf), ("x_celsius", 1e300)])
+def test_an_implausible_reading_becomes_an_absence(name, value):
+    """By the table that the device's probes use; no reader divides by it, and that it came is not hidden."""
+    good = Reading(value=1.0, unit="W", source="s", quality="measured", at=1.0, uncertainty=math.nan)
+    bad = replace(good, value=value)
+    clipped = clip(Report(device="pi", at=1.0, readings={"good_watts": good, name: bad}))
+    assert clipped.readings == {"good_watts": replace(good, uncertainty=None)}
+    assert {name: absence.lack for name, absence in clipped.absent.items()} == {name: "invalid"}
