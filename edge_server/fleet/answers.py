@@ -15,6 +15,7 @@ from shared.protocol.messages import Ack, Features, Message, Skip, Update, Verdi
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import BackgroundTasks
+from shared.runtime.token_bucket import TokenBucket
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Answers:
     transport: Transport
     clock: Clock
     under_way: BackgroundTasks = field(default_factory=BackgroundTasks)
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def tell(self, device: str, channel: str, message: Message, cost: float = 1.0) -> None:
         """Send a reply without waiting for the broker, within the device's rate limit.
@@ -54,11 +55,7 @@ class Answers:
     def is_due(self, device: str, cost: float = 1.0) -> bool:
         """Return true, and charge the cost, if a device's rate limit permits another reply."""
         now = self.clock()
-        budget, since = self._left.get(device, (BURST, now))
-        budget = min(BURST, budget + PER_S * (now - since))
-        is_allowed = budget >= cost
-        self._left[device] = (budget - cost * is_allowed, now)
-        return is_allowed
+        return self._buckets.setdefault(device, TokenBucket(BURST, PER_S, BURST, now)).take(cost, now)
 
     async def _publish(self, name: str, message: Message) -> None:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.runtime.clock import monotonic
+from shared.runtime.token_bucket import TokenBucket
 
 BURST, PER_S = 20.0, 0.1
 """Burst of lines of one kind, and the sustained rate."""
@@ -52,20 +53,19 @@ class RepeatFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self.clock = clock
-        self._left: dict[tuple[str, int], tuple[float, float, int]] = {}
+        self._left: dict[tuple[str, int], tuple[TokenBucket, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Decide whether a line is logged; the first one after suppressed lines states their number."""
         if record.levelno < logging.WARNING:
             return True
         kind, now = (record.name, record.lineno), self.clock()
-        allowance, since, hidden = self._left.get(kind, (BURST, now, 0))
-        allowance = min(BURST, allowance + PER_S * (now - since))
-        if allowance < 1:
-            self._left[kind] = allowance, now, hidden + 1
+        bucket, hidden = self._left.get(kind) or (TokenBucket(BURST, PER_S, BURST, now), 0)
+        if not bucket.take(1, now):
+            self._left[kind] = bucket, hidden + 1
             return False
         if len(self._left) < MOST_KINDS or kind in self._left:
-            self._left[kind] = allowance - 1, now, 0
+            self._left[kind] = bucket, 0
         if hidden:
             record.msg = f"{record.msg} (and {hidden} more like it, suppressed)"
         return True
