@@ -46,7 +46,6 @@ class Answers:
         """Send a reply without waiting for the broker, within the device's rate limit.
 
         Args:
-            message: If lost, the device triggers it again.
             cost: Price of the reply, in replies.
         """
         if len(self.under_way) < UNDER_WAY and self.is_due(device, cost):

@@ -106,10 +106,6 @@ async def run_private_broker(folder: Path, *, port: int = 0, embedded: bool = Fa
 async def wait_until_listening(process: Process, port: int, output: Path) -> None:
     """Wait until a broker process accepts connections.
 
-    Args:
-        port: Port on the loopback interface.
-        output: The process's log file, named in the error.
-
     Raises:
         Unreachable: It exited, or took too long.
     """

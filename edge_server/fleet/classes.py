@@ -55,10 +55,6 @@ class ClassNames:
 def agree_on_classes(statuses: Mapping[str, Status], devices: Iterable[str]) -> ClassNames | None:
     """Return the classes that devices agree on; None if none reports any.
 
-    Args:
-        statuses: Last status of each device.
-        devices: Participants; all of them have a status.
-
     Raises:
         ConfigError: Two devices differ; the message has both lists.
     """

@@ -49,7 +49,6 @@ def device_rows(
 
     Args:
         fleet: State retained by the broker; None if none was asked.
-        stored: Last report of each device in the site's history.
         heard_now: Calendar seconds of reports that arrived while this process listened.
         now_utc_s: Current time, calendar seconds.
     """

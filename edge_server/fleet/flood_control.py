@@ -100,11 +100,7 @@ class FloodControl:
                 self.admission.count_useless(device, channel, len(data))
 
     def admits(self, name: str, size: int) -> bool:
-        """Return true if a payload of `size` bytes may be received; longer ones must be expected frames.
-
-        Args:
-            size: Approximate length in bytes.
-        """
+        """Return true if a payload of `size` bytes may be received; longer ones must be expected frames."""
         device, channel = parse_device(name), parse_channel(name)
         if self.admission is None or self.limits is None:
             return True

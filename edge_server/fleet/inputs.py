@@ -50,8 +50,6 @@ def agree_on_inputs(
 
     Args:
         agreed: Inputs of the plan or a record; None if neither has any.
-        statuses: Last status of each device.
-        devices: Participants; all of them have a status.
 
     Raises:
         ConfigError: Two devices differ; the message has both.

@@ -59,7 +59,6 @@ def filter_report(report: Report, before: ObservedDevice | None, at: float) -> t
     figure beyond its tolerance. Impossible values are left out.
 
     Args:
-        before: Knowledge so far; None without any.
         at: The server's clock, in seconds.
     """
     figures = {name: report.readings[name] for name in TOLERANCE if name in report.readings}

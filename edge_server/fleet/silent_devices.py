@@ -87,12 +87,7 @@ class SilentDevices:
         return silent if len(devices) - len(silent) >= self.least else set()
 
     def begin(self, fleet: Fleet, devices: Collection[str], now: float) -> None:
-        """Record each device's message count at the start of a round.
-
-        Args:
-            devices: Devices with a task.
-            now: Server time in seconds.
-        """
+        """Record each device's message count at the start of a round."""
         for device, silence in list(self._silences.items()):
             if (silence.life_signs, silence.instance) != _life_signs(fleet, device):
                 if silence.is_out:
@@ -105,12 +100,7 @@ class SilentDevices:
         self._begun, self._begun_at = {device: _life_signs(fleet, device) for device in devices}, now
 
     def count_miss(self, fleet: Fleet, late: Iterable[str], now: float) -> dict[str, str]:
-        """Count a missed deadline; return the devices left out from now on, with the cause.
-
-        Args:
-            late: Devices that have not answered.
-            now: Server time in seconds.
-        """
+        """Count a missed deadline; return the devices left out from now on, with the cause."""
         left_out = {}
         for device in late:
             life_signs, instance = state = _life_signs(fleet, device)

@@ -22,7 +22,6 @@ class Fleet:
     """Last known state of a site's devices. Handling a message takes constant time.
 
     Attributes:
-        statuses: Last status of each device.
         sessions: Last session number of each agent instance of a device, ordered by birth; 0 if only its death was
             received.
         reports: Last report of each device.

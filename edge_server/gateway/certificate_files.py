@@ -83,11 +83,7 @@ def split_certificates(pem: bytes) -> list[bytes]:
 
 
 def read_roots(ca: Path) -> bytes:
-    """Return the root certificates in force, PEM: the present one, then the next while the root is replaced.
-
-    Args:
-        ca: Folder of the authorities.
-    """
+    """Return the root certificates in force, PEM: the present one, then the next while the root is replaced."""
     roots, next_root = split_certificates((ca / ROOT).read_bytes()), _next_root(ca)
     if not roots:
         raise ValueError(f"{ca / ROOT} holds no certificate: restore it from a backup, every board verifies against it")
@@ -95,20 +91,12 @@ def read_roots(ca: Path) -> bytes:
 
 
 def newest_root(ca: Path) -> bytes:
-    """Return the root certificate that joining devices are to trust, PEM.
-
-    Args:
-        ca: Folder of the authorities.
-    """
+    """Return the root certificate that joining devices are to trust, PEM."""
     return split_certificates(read_roots(ca))[-1]
 
 
 def is_replacing_root(ca: Path) -> bool:
-    """Check whether two roots are in force; false where a rotation was interrupted before that.
-
-    Args:
-        ca: Folder of the authorities.
-    """
+    """Check whether two roots are in force; false where a rotation was interrupted before that."""
     return (ca / NEXT_CA).is_file()
 
 
@@ -117,9 +105,6 @@ def read_chain(ca: Path) -> bytes:
 
     The next root's certificate signed by the present root is left out: a verifier might follow it to the present root,
     whose path length allows only one CA.
-
-    Args:
-        ca: Folder of the authorities.
     """
     site, roots = (ca / CA).read_bytes(), split_certificates(read_roots(ca))
     if is_replacing_root(ca) and (other := (ca / NEXT_CA).read_bytes()) != site:
@@ -129,11 +114,7 @@ def read_chain(ca: Path) -> bytes:
 
 
 def cross_signed_chain(ca: Path) -> bytes:
-    """Return the authorities that boards download, PEM, with the cross-signed certificate before the newest root.
-
-    Args:
-        ca: Folder of the authorities.
-    """
+    """Return the authorities that boards download, PEM, with the cross-signed certificate before the newest root."""
     *others, newest = split_certificates(read_chain(ca))
     return b"".join(others) + _read(ca / CROSS) + newest
 
@@ -142,9 +123,6 @@ def signer_chain(ca: Path) -> bytes:
     """Return the chain for the package signer's certificate, PEM: the site CA as signed by each root.
 
     The root user of each board decides when it accepts packages of the next root.
-
-    Args:
-        ca: Folder of the authorities.
     """
     certificates = (ca / CA).read_bytes() + _read(ca / NEXT_CA) + _read(ca / FORMER_CA)
     return b"".join(dict.fromkeys(split_certificates(certificates)))

@@ -49,7 +49,6 @@ def initialise(site: SiteFolder, settings: SiteSettings, now: datetime) -> SiteS
     """Write all files of a site that are missing or wrong; `site.changed` lists them.
 
     Args:
-        site: Site's folder, created if missing.
         now: Current time in UTC.
 
     Raises:

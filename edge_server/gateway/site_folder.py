@@ -246,7 +246,6 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
     """Create one of the gateway's pairs if it is missing or wrong.
 
     Args:
-        state: Site's state, with the addresses of the certificate.
         name: Key of `PAIRS`, the file name without suffix.
         now: Current time in UTC.
         new_key: Replace the pair in any case.
@@ -260,7 +259,6 @@ def make_pairs(
     """Create the gateway's pairs that are missing or wrong, and record them in the state at once.
 
     Args:
-        state: Site's state, with the addresses of the certificates.
         names: Keys of `PAIRS`, the file names without suffix.
         now: Current time in UTC.
         new_key: Replace the pairs in any case.
@@ -298,11 +296,7 @@ def _prepare_pair(
 
 
 def make_local_pairs(site: SiteFolder, name: str) -> None:
-    """Create the self-signed pairs that are missing or wrong, and the file of their certificates.
-
-    Args:
-        name: Name of the site in the certificates.
-    """
+    """Create the self-signed pairs that are missing or wrong, and the file of their certificates."""
     for pair, (common, role) in LOCAL_PAIRS.items():
         key_file, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
         if not is_local_pair(site, pair):

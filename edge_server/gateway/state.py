@@ -131,7 +131,6 @@ def with_certificate(
     """Return a site's state with one more certificate of an account.
 
     Args:
-        name: Common name of the account.
         authority: Serial number of the CA's certificate, hexadecimal.
         key: SHA-256 of the public key, hexadecimal.
     """
@@ -147,11 +146,7 @@ def with_certificate(
 
 
 def with_account(state: SiteState, name: str, account: SiteAccount) -> SiteState:
-    """Return a site's state with an account added or replaced.
-
-    Args:
-        name: Common name of the account.
-    """
+    """Return a site's state with an account added or replaced."""
     return msgspec.structs.replace(state, accounts=as_accounts(state.accounts).with_account(name, account))
 
 

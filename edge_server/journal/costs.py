@@ -92,11 +92,7 @@ class Costs:
                 self._heard.task_done()
 
     async def wait_recorded(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
-        """Wait until the costs of a round are recorded, at most `patience_s`; missing ones stay unknown.
-
-        Args:
-            devices: Devices to wait for.
-        """
+        """Wait until the costs of a round are recorded, at most `patience_s`; missing ones stay unknown."""
         try:
             async with asyncio.timeout(patience_s):
                 while any(self.last.get(device, -1) < number for device in devices):

@@ -81,9 +81,6 @@ async def retry_write(
 ) -> R:
     """Run a write, repeated every `retry_s` while the disk refuses; None to give up at once.
 
-    Args:
-        worker: Runs the write outside the event loop.
-
     Raises:
         Unwritable: The disk refuses, and `retry_s` is None.
     """

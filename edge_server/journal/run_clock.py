@@ -21,7 +21,6 @@ def server_began(
     says, but never before the last recorded moment; if the calendar is implausible or missing, exactly at that moment.
 
     Args:
-        records: The run's journal so far.
         at: Now, on the process's clock.
         utc_s: Now, in calendar seconds.
     """

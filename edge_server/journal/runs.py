@@ -420,11 +420,7 @@ def find_unfinished(data_dir: Path, plan: Plan, besides: Collection[str] = ()) -
 
 
 def describe_edits(data_dir: Path, plan: Plan) -> str:
-    """Return the changes of this plan since the last run of a plan of its name; empty if there are none.
-
-    Args:
-        plan: The plan to run now.
-    """
+    """Return the changes of this plan since the last run of a plan of its name; empty if there are none."""
     runs = sorted(_runs_with_devices(data_dir), key=start_order_key(data_dir))
     openings = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
     last = next((opening for opening in reversed(openings) if opening.plan.name == plan.name), None)

@@ -135,7 +135,6 @@ def read_decision(data: bytes, devices: Collection[str]) -> Decision:
 
     Args:
         data: A `Decision` in MessagePack.
-        devices: Devices of the receiving site.
 
     Raises:
         WireError: It is not a decision, names another site's device, or has an impossible value.

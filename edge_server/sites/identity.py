@@ -27,7 +27,6 @@ class SiteIdentity:
 
     Attributes:
         order: All sites, in the plan's order.
-        run: This site's name of the run.
         deadline_s: Seconds to wait for other sites.
     """
 

@@ -102,7 +102,6 @@ class SitePresence:
     """Presence of a site at one peer's broker: births and last wills of its sessions.
 
     Attributes:
-        run: This site's name of the run.
         instance: Unique id of this process.
         plan: As encoded by `encode_plan`.
     """
@@ -218,11 +217,7 @@ class Links:
         return await _publish(self.home, name, message, assured=not isinstance(message, Want))
 
     async def announce_round(self, peers: Iterable[str], run: str, number: int) -> None:
-        """Announce to peers the round that begins at this site; an unreachable broker gets the next one.
-
-        Args:
-            run: This site's name of the run.
-        """
+        """Announce to peers the round that begins at this site; an unreachable broker gets the next one."""
         if self.note_rounds is None:
             return
         message = wire.encode(AtRound(site=self.site, run=run, round=number))

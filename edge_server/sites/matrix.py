@@ -61,9 +61,6 @@ def zeta(sizes: Mapping[str, int], rows: Mapping[str, Row]) -> float:
 
     Disagreement is the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices. Below 1 exactly if the
     graph is connected; 0 for a single site.
-
-    Args:
-        sizes: Number of devices of each site.
     """
     names = list(sizes)
     matrix = np.array([[float(rows[site].get(other, 0)) for other in names] for site in names])

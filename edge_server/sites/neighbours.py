@@ -115,9 +115,6 @@ def parameters_after(gossiped: Gossiped) -> dict[str, bytes]:
 def require_peers(plan: Plan, site: str, peers: Iterable[str]) -> None:
     """Refuse peers that are not the plan's other sites.
 
-    Args:
-        peers: Sites named in the server's configuration.
-
     Raises:
         ConfigError: A peer or the server's own site is not in the plan, or a site has no peer.
     """
@@ -140,7 +137,6 @@ async def join_peers(
 
     Args:
         plan: The run's plan; its algorithm must support mixing.
-        records: The run's journal so far.
     """
     journal, edges, mixing = list(records), edges_of(plan), plan_algorithm(plan).mixing
     assert mixing

@@ -57,7 +57,6 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
     """State of one site of a run.
 
     Attributes:
-        run: This site's name of the run.
         sites: All sites, in the plan's order.
         round: The last opened round, as `global.edge`; empty before the first.
         rounds: Closed rounds, and rounds of the plan.

@@ -72,24 +72,14 @@ def distance(first: bytes, second: bytes) -> float | None:
 
 
 def disagreement(sketches: Mapping[str, NDArray[np.float64]], sizes: Mapping[str, int]) -> float:
-    """Return the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices, estimated from sketches.
-
-    Args:
-        sketches: Sketch of each site's model.
-        sizes: Number of devices of each site.
-    """
+    """Return the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices, estimated from sketches."""
     middle = mean(sketches, sizes)
     with np.errstate(over="ignore"):
         return float(np.sqrt(sum(sizes[site] * ((sketch - middle) ** 2).sum() for site, sketch in sketches.items())))
 
 
 def mean(sketches: Mapping[str, NDArray[np.float64]], sizes: Mapping[str, int]) -> NDArray[np.float64]:
-    """Return the mean over devices.
-
-    Args:
-        sketches: Sketch of each site's model.
-        sizes: Number of devices of each site.
-    """
+    """Return the mean over devices."""
     devices = sum(sizes[site] for site in sketches)
     total = np.zeros(SIZE)
     for site, sketch in sketches.items():

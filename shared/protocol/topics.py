@@ -60,9 +60,7 @@ def topic(site: str, device: str, channel: str) -> str:
     """Build a topic name; device `ANY` makes it a filter for every device.
 
     Args:
-        site: Id of the site.
         device: Id of the device, or `ANY`.
-        channel: A member of `CHANNELS`.
 
     Raises:
         ValueError: The channel is unknown.

@@ -265,9 +265,6 @@ def write_record(record: UpdateRecord) -> bytes:
 def read_record(data: bytes, place: str) -> UpdateRecord:
     """Decode a record.
 
-    Args:
-        place: Path for the error.
-
     Raises:
         ConfigError: A newer fieldfleet wrote it.
         CorruptFile: It is damaged.

@@ -62,7 +62,6 @@ def run_command(program: str, run: Callable[[], int], failed: int) -> int:
     A reader that closes the pipe, such as `| head`, ends the command silently.
 
     Args:
-        program: Name for error messages.
         run: The command; returns its exit code.
         failed: Exit code for OS errors.
     """

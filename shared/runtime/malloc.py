@@ -49,9 +49,6 @@ def tune_for_frames(frame_bytes: int) -> None:
     For a server that aggregates on whichever thread is free. With an arena per thread, each retained its copy of every
     leaf that was not mapped; in one arena, frames fill the gap of a leaf, and the next round's leaf finds no room
     there. With twenty devices of 25 MB, a tensor of 3.3 MB among them, that was 0.6 model sizes.
-
-    Args:
-        frame_bytes: Usual size of a frame.
     """
     tune(max(LEAF_BYTES, 2 * frame_bytes))
     _set({M_ARENA_MAX: 1})

@@ -57,7 +57,6 @@ def require_room(count: int, path: Path) -> None:
 
     Args:
         count: Number of bytes needed.
-        path: File that needs them, for the error.
 
     Raises:
         ConfigError: Less memory is available.
@@ -75,7 +74,6 @@ def require_expansion(count: int, stored: int, path: Path, remedy: str) -> None:
     Args:
         count: Size after decompression, in bytes.
         stored: Size of the compressed file, in bytes.
-        path: File name for the error.
         remedy: Advice for legitimate data that is this uniform.
 
     Raises:

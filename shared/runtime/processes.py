@@ -70,7 +70,6 @@ def configure(level: str, more: int = 0) -> None:
     """Configure logging for a process.
 
     Args:
-        level: debug, info, warning or error.
         more: Number of levels by which to log more.
     """
     if (usual := LEVELS.get(level.lower())) is None:

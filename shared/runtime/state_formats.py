@@ -59,9 +59,6 @@ class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
 def decode_small(data: bytes, kind: type[T], place: str) -> T:
     """Decode a small JSON file.
 
-    Args:
-        place: Path for the error.
-
     Raises:
         CorruptFile: It is not valid, or too long.
     """
@@ -75,9 +72,6 @@ def decode_small(data: bytes, kind: type[T], place: str) -> T:
 
 def decode_formats(data: bytes, place: str) -> WrittenFormats:
     """Decode a formats file.
-
-    Args:
-        place: Path for the error.
 
     Raises:
         ConfigError: It is damaged, so that it is unknown whether this version may write there.

@@ -58,7 +58,6 @@ def strip_properties(packet: bytearray, at: int, *, with_payload: bool) -> None:
     """Remove the properties of a PUBLISH of MQTT 5 in place.
 
     Args:
-        packet: Everything after the fixed header.
         at: Offset of the properties' length.
         with_payload: Whether to preserve the payload.
 
@@ -119,7 +118,6 @@ class BoundedClient(mqtt.Client):
         """Use TLS from the next connection on.
 
         Args:
-            server_name: Expected name in the broker's certificate.
             patience_s: Timeout of the handshake in seconds.
         """
         self.tls_set_context(context)

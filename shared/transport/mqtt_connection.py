@@ -166,7 +166,6 @@ class Connection:
         shows that the broker accepts that size.
 
         Args:
-            qos: Quality of service, 0 or 1.
             retain: Whether the broker keeps it for later subscribers.
 
         Raises:

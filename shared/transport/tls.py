@@ -161,7 +161,6 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, host: str, patience_
 
     Args:
         sock: Connected socket; closed on failure.
-        host: Expected name in the broker's certificate.
 
     Raises:
         OSError: It failed; see `explain_failure`.

@@ -95,11 +95,7 @@ class Accounts(Mapping[str, SiteAccount]):
     __hash__ = None  # type: ignore[assignment]
 
     def with_account(self, name: str, account: SiteAccount) -> Accounts:
-        """Return a copy with an account added or replaced; nothing is written.
-
-        Args:
-            name: Common name of the account.
-        """
+        """Return a copy with an account added or replaced; nothing is written."""
         return Accounts(self._path, {**self.changed, name: account})
 
     def denied_names(self) -> list[str]:

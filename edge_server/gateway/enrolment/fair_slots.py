@@ -97,7 +97,6 @@ class FairSlots:
         """Return a slot, evicting another holder if needed; None if none may be evicted.
 
         Args:
-            source: Address of the newcomer.
             evict: Called if this slot is taken away later, when it no longer counts.
         """
         counts, address, source = self.by_source, source, source_group(source)

@@ -111,12 +111,7 @@ def secret_digest(secret: str) -> str:
 
 
 def find_token(tokens: Tokens, name: str, secret: str) -> TokenRecord | None:
-    """Return the record of a token if the secret is right, in constant time.
-
-    Args:
-        name: Id of the token.
-        secret: Secret that came with it.
-    """
+    """Return the record of a token if the secret is right, in constant time."""
     record = tokens.get(name)
     is_right = hmac.compare_digest(secret_digest(secret), record.digest if record else "0" * 64)
     return record if is_right else None

@@ -63,9 +63,6 @@ def read_deb(path: Path) -> DebFacts:
 def read_facts(data: bytes, name: str) -> DebFacts:
     """Return the metadata from a package's bytes.
 
-    Args:
-        name: Name in error messages.
-
     Raises:
         ConfigError: It is the package of another program.
         CorruptFile: It is damaged, or not a package.

@@ -171,9 +171,6 @@ def add_packages(site: SiteFolder, paths: Sequence[Path]) -> list[PackageManifes
 def add_parsed_packages(site: SiteFolder, packages: Sequence[tuple[Path, DebFacts]]) -> list[PackageManifest]:
     """Add and sign packages that have been read; return the manifests of their versions.
 
-    Args:
-        packages: Path and metadata of each.
-
     Raises:
         ConfigError: A different package of the same kind and version exists, or signing fails.
         Unwritable: The disk is full or read-only.

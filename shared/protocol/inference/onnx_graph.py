@@ -42,7 +42,6 @@ def require_no_files(model: bytes, parameters: Collection[str], what: str) -> No
     Args:
         model: Serialized ModelProto, without its external data.
         parameters: Names of the parameters passed in at loading.
-        what: Name of the graph, for the error.
 
     Raises:
         CorruptFile: A tensor is stored in a file, or the bytes are not an ONNX model. ONNX Runtime also accepts its own

@@ -296,9 +296,6 @@ def write_manifest(manifest: ReleaseManifest) -> bytes:
 def read_manifest(data: bytes, place: str) -> ReleaseManifest:
     """Decode a manifest.
 
-    Args:
-        place: Path for the error.
-
     Raises:
         ConfigError: It is of a newer format.
         CorruptFile: It is not a manifest, or one of its values is out of range.

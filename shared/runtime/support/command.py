@@ -49,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> int:
     """Install the libraries for a purpose; return the exit code.
 
-    Args:
-        options: Parsed options of `add_arguments`.
-
     Raises:
         ConfigError: This system is not supported, has too little memory or disk, or files are unavailable.
         Unreachable: An index does not answer.
