@@ -21,10 +21,10 @@ from random import Random
 import msgspec
 
 from shared.errors import TooLarge, Unreachable, Untrusted
-from shared.protocol.topics import matches
 from shared.runtime import backports
 from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox, Presence
+from shared.transport.inboxes import Inboxes
 from shared.transport.mqtt_client import Admits
 from shared.transport.mqtt_connection import (
     MQTT_5,
@@ -57,10 +57,6 @@ CORRECTION_DELAY_S = 1.0
 """Delay between a false status of ours and its correction."""
 
 GOODBYE_S = 2.0
-MOST_TOPICS = 1024
-MOST_WAITING_BYTES = 256 << 20
-"""Queue limit of one subscription; further messages are dropped, as a broker drops what it cannot deliver."""
-
 UNIQUE_NAME = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
 BRIEF_CONNECTIONS = 2
 """Brief connections in a row that suggest a second client with our id, if the broker gives no reason."""
@@ -110,9 +106,7 @@ class MqttTransport:
     connection: Connection | None = None
     dates: Callable[[], bool] = lambda: True
     probe: SessionProbe = field(default_factory=SessionProbe)
-    _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
-    _inbox_cache: dict[str, list[Inbox]] = field(default_factory=dict)
-    _ended_topics: set[str] = field(default_factory=set)
+    _inboxes: Inboxes = field(default_factory=Inboxes)
     _presence: Presence | None = None
     _speaks_3: bool = False
     _discards_session: bool = False
@@ -199,26 +193,17 @@ class MqttTransport:
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
-        entry = (patterns, Inbox(most_bytes=MOST_WAITING_BYTES))
-        self._inboxes.append(entry)
-        self._inbox_cache.clear()
+        inbox = self._inboxes.open(patterns)
         try:
             if self.connection:  # else all are renewed on connecting
-                await self._tell_broker(self.connection, list(patterns))
-            yield entry[1]
+                try:
+                    await self._request_subscriptions(self.connection, list(patterns))
+                except Unreachable as error:
+                    log.debug("subscriptions are renewed on reconnecting: %s", error)
+            yield inbox
         finally:
-            self._inboxes.remove(entry)
-            self._inbox_cache.clear()
+            self._inboxes.close(inbox)
             self._leave(set(patterns))
-
-    def _patterns(self) -> set[str]:
-        return {pattern for patterns, _ in self._inboxes for pattern in patterns}
-
-    async def _tell_broker(self, connection: Connection, patterns: list[str]) -> None:
-        try:
-            await self._request_subscriptions(connection, patterns)
-        except Unreachable as error:
-            log.debug("subscriptions are renewed on reconnecting: %s", error)
 
     async def _request_subscriptions(self, connection: Connection, patterns: list[str]) -> None:
         self._report_refusals("subscribing to", patterns, await connection.wait_answer(connection.subscribe(patterns)))
@@ -228,8 +213,8 @@ class MqttTransport:
 
         The broker's session outlives the connection, so an unconfirmed request is repeated on the next one.
         """
-        ended = patterns - self._patterns()
-        self._ended_topics |= ended
+        ended = patterns - self._inboxes.patterns
+        self._inboxes.ended |= ended
         if not ended or not self.connection:
             return
         try:
@@ -237,7 +222,7 @@ class MqttTransport:
         except Unreachable as error:
             log.debug("unsubscribing is repeated on reconnecting: %s", error)
         else:
-            answer.add_done_callback(lambda _: self._ended_topics.difference_update(ended))
+            answer.add_done_callback(lambda _: self._inboxes.ended.difference_update(ended))
 
     async def _keep_connected(self) -> None:
         """Connect and reconnect; log each state once, wait longer each time, never in step with others."""
@@ -315,31 +300,22 @@ class MqttTransport:
     async def _renew(self, connection: Connection) -> None:
         """Renew all subscriptions on a new connection, then put it into use."""
         renewed: set[str] = set()
-        while missing := sorted(self._patterns() - renewed):  # some may be added meanwhile
+        while missing := sorted(self._inboxes.patterns - renewed):  # some may be added meanwhile
             await self._request_subscriptions(connection, missing)
             renewed.update(missing)
         self.connection = connection
-        self._leave(self._ended_topics)
+        self._leave(self._inboxes.ended)
 
     def _take(self, topic: str, payload: bytes) -> None:
-        inboxes = self._find_inboxes(topic)
+        inboxes = self._inboxes.find(topic)
         for inbox in inboxes:
             inbox.put((topic, payload))
-        if not inboxes and self.connection and topic not in self._ended_topics:
+        if not inboxes and self.connection and topic not in self._inboxes.ended:
             # An earlier process was killed before it could unsubscribe. Not now: this is the client's callback.
             asyncio.get_running_loop().call_soon(self._leave, {topic})
 
     def _admit(self, topic: str, size: int) -> bool:
-        return self.admits(topic, size)
-
-    def _find_inboxes(self, topic: str) -> list[Inbox]:
-        """Return the inboxes of a topic; cached, since topics recur."""
-        if (inboxes := self._inbox_cache.get(topic)) is None:
-            if len(self._inbox_cache) >= MOST_TOPICS:
-                self._inbox_cache.clear()
-            hears = (inbox for patterns, inbox in self._inboxes if any(matches(pattern, topic) for pattern in patterns))
-            self._inbox_cache[topic] = inboxes = list(hears)
-        return inboxes
+        return self.admits(topic, size)  # which may be set after connecting
 
     def _report_refusals(self, deed: str, topics: list[str], reasons: list[str]) -> bool:
         """Report each refusal once; return whether there was any."""

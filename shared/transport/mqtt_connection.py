@@ -1,15 +1,12 @@
 """One MQTT connection on the asyncio event loop.
 
-This is the only user of the MQTT client, whose own threads are not used: the loop reads when the socket is readable.
-Data are written at once, and only what the socket does not accept waits for the loop. With TLS a readable socket says
-little: decrypted data wait in no socket, and reading may have to wait for room to write, as writing for data to read.
+This is the only user of the MQTT client, whose own threads are not used; see `socket_watch`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,17 +27,14 @@ from shared.transport.mqtt_client import Admits, BoundedClient
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES, PayloadWatch
 from shared.transport.refusals import explain_hang_up, explain_refusal
 from shared.transport.send_queue import SendQueue
+from shared.transport.socket_watch import UNREADABLE, SocketWatch
 from shared.transport.tcp_info import Traffic
 from shared.transport.tls import build_context, explain_failure
 
 MISC_S = 1.0
-BATCH_PACKETS, BATCH_BYTES = 64, 256 << 10
-"""Packets, and about as many bytes, that are handled before the event loop gets its turn: unhandled data take memory,
-and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
-UNREADABLE = "it sent a malformed message"
 Message: TypeAlias = mqtt.MQTTMessage
 Take: TypeAlias = Callable[[str, bytes], None]
 Answer: TypeAlias = "asyncio.Future[list[str]]"
@@ -74,7 +68,7 @@ class Connection:
         confirmed: Number of those with QoS 1.
         carried: The large payloads sent on this connection.
         unwritten: Messages that are not yet written, or not yet acknowledged.
-        waits_to_write: Whether the socket accepts no more data now.
+        watch: Reads and writes the socket.
     """
 
     def __init__(
@@ -89,7 +83,7 @@ class Connection:
         self.carried, self.unwritten = PayloadWatch(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
-        self._dials = self._reads = self._wants_to_write = self.waits_to_write = False
+        self._dials = False
         self._passed = 0, 0
         self.client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
@@ -107,9 +101,7 @@ class Connection:
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
         client.on_message = self._on_message
         client.on_publish = client.on_subscribe = client.on_unsubscribe = self._on_answer
-        client.on_socket_open, client.on_socket_close = self._on_socket_open, self._on_socket_close
-        client.on_socket_register_write = self._on_register_write
-        client.on_socket_unregister_write = self._on_unregister_write
+        self.watch = SocketWatch(client, self._traffic, self.end)
 
     async def open(self, patience_s: float) -> None:
         """Connect; return when the broker has accepted us.
@@ -123,8 +115,8 @@ class Connection:
         except (OSError, ValueError) as error:
             tls, host = self._broker.tls, self._broker.host
             raise (explain_failure(error, tls, host) if tls else Unreachable(str(error))) from error
-        self.begin_reading()
-        self._write()
+        self.watch.begin_reading()
+        self.watch.write()
         try:
             async with backports.timeout(patience_s):
                 futures: set[asyncio.Future[Any]] = {self._accepted, self.lost}
@@ -181,7 +173,7 @@ class Connection:
         if is_larger:
             self.carried.sent(info.mid, len(payload))
         self.unwritten.add(info.mid, len(payload))
-        self._write()
+        self.watch.write()
         return self._answer(info.mid) if qos else None
 
     async def room(self, size: int) -> None:
@@ -233,11 +225,12 @@ class Connection:
         if sock := self.client.socket():
             with suppress(OSError):
                 cast("socket.socket", sock).shutdown(socket.SHUT_RDWR)
-        self._lose("broken off")
+        self.end("broken off")
 
     def end(self, reason: str) -> None:
         """End the connection for a reason, which `lost` reports."""
-        self._lose(reason)
+        if not self.lost.done():
+            self.lost.set_result(reason)
 
     def close(self) -> None:
         """Close the connection, with DISCONNECT if it is still open."""
@@ -245,8 +238,8 @@ class Connection:
             self._misc.cancel()
         if not self._dials:  # else the thread that dials hangs up
             self.client.disconnect()
-            self._write()
-        self._lose("closed")
+            self.watch.write()
+        self.end("closed")
 
     def _hang_up(self) -> None:
         """Send DISCONNECT at once, on the dialling thread."""
@@ -256,17 +249,13 @@ class Connection:
     def _register_answer(self, code: int, mid: int | None) -> Answer:
         if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
             raise Unreachable(mqtt.error_string(MQTTErrorCode(code)))
-        self._write()
+        self.watch.write()
         return self._answer(mid)
 
     def _answer(self, mid: int) -> Answer:
         answer: Answer = self._loop.create_future()
         self._answers[mid] = answer
         return answer
-
-    def _lose(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
 
     def keep_alive(self) -> None:
         """Let the client send pings and detect a dead connection."""
@@ -275,96 +264,13 @@ class Connection:
             self._passed = passed
             self.client.note_life()
         if self.client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
-            self._write()
+            self.watch.write()
             self._misc = self._loop.call_later(MISC_S, self.keep_alive)
-
-    def read(self) -> None:
-        """Handle received data, a bounded number of packets at a time."""
-        client = self.client
-        until = client.read_bytes + BATCH_BYTES
-        try:
-            for _ in range(BATCH_PACKETS):
-                self._traffic.begins(anew=not client.is_within)
-                client.loop_read()
-                if not client.has_more or client.read_bytes >= until:
-                    break
-            if client.has_more:
-                self._loop.call_soon(self._continue_reading)
-        except (
-            OSError,
-            ValueError,
-            IndexError,
-            struct.error,
-        ) as error:  # the last two: malformed packets
-            self._lose(UNREADABLE if self.client.is_unreadable else str(error))
-        self._write()
-
-    def _continue_reading(self) -> None:
-        if self.client.has_more and self.client.socket():
-            self.read()
-
-    def _write(self) -> None:
-        """Write queued data; watch the socket only for what it does not accept now."""
-        if self._wants_to_write:
-            try:
-                self.client.loop_write()
-            except (OSError, ValueError) as error:
-                self._lose(str(error))
-        self._watch()
-
-    def _watch(self) -> None:
-        """Watch for room to write, if data wait for it or if reading waits for it."""
-        sock = self.client.socket()
-        if not sock:
-            return
-        crossed = self.client.read_waits_for_room
-        waits = crossed or (self._wants_to_write and not self.client.write_waits_for_bytes)
-        if waits != self.waits_to_write:
-            if waits:
-                self._loop.add_writer(sock.fileno(), self._on_room)
-            else:
-                self._loop.remove_writer(sock.fileno())
-            self.waits_to_write = waits
-        if crossed and self._reads:  # the socket would be readable all the time
-            self._loop.remove_reader(sock.fileno())
-            self._reads = False
-
-    def _on_room(self) -> None:
-        if self.client.read_waits_for_room:
-            self.begin_reading()
-            self.read()
-        else:
-            self._write()
-
-    def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._traffic.track(sock)
-
-    def begin_reading(self) -> None:
-        """Read from now on, unless the socket was closed meanwhile."""
-        sock = self.client.socket()
-        if sock and sock.fileno() >= 0 and not self._reads:
-            self._loop.add_reader(sock.fileno(), self.read)
-            self._reads = True
-
-    def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
-        """Stop watching a socket; a number that was never watched may belong to another socket by now."""
-        if sock.fileno() >= 0 and self._reads:
-            self._loop.remove_reader(sock.fileno())
-        if sock.fileno() >= 0 and self.waits_to_write:
-            self._loop.remove_writer(sock.fileno())
-        self._reads = self.waits_to_write = False
-
-    def _on_register_write(self, *_: object) -> None:
-        self._wants_to_write = True
-
-    def _on_unregister_write(self, *_: object) -> None:
-        self._wants_to_write = False
 
     def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, properties: object) -> None:
         self.packet_bytes = getattr(properties, "MaximumPacketSize", None)
         if code.is_failure:
-            self._lose(explain_refusal(str(code)))
+            self.end(explain_refusal(str(code)))
         elif not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -373,7 +279,7 @@ class Connection:
     ) -> None:
         is_mute = not (self._accepted.done() or flags.is_disconnect_packet_from_server or self.client.trouble)
         reason = UNREADABLE if self.client.is_unreadable else str(self.client.trouble or code)
-        self._lose(explain_hang_up(has_tls=bool(self._broker.tls)) if is_mute else reason)
+        self.end(explain_hang_up(has_tls=bool(self._broker.tls)) if is_mute else reason)
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
         self._traffic.end_message()

@@ -12,8 +12,9 @@ import pytest
 from edge_server.fleet import broker
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from shared.transport.mqtt_connection import BATCH_PACKETS, Connection, Incoming
+from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.packet_limit import MOST_PACKET_BYTES, MOST_RECEIVED_BYTES
+from shared.transport.socket_watch import BATCH_PACKETS
 from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import connected, packet
 from tests.machine import configured
@@ -142,7 +143,7 @@ async def test_a_frame_is_dealt_with_before_the_next_is_read():
     frames = [bytes([number]) * (256 << 10) for number in range(1, 21)]
     connection.client._sock = Line(b"".join(unconfirmed("a/good", one, retained=False) for one in frames))
     for count in range(1, len(frames) + 1):
-        connection.read()
+        connection.watch.read()
         assert taken == frames[:count]
 
 
@@ -152,7 +153,7 @@ async def test_small_packets_are_read_many_at_a_time():
     incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
     connection = Connection(Broker(version=3), "device", None, incoming)
     connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BATCH_PACKETS))
-    connection.read()
+    connection.watch.read()
     assert len(taken) == BATCH_PACKETS
     await asyncio.sleep(0)
     assert len(taken) == 2 * BATCH_PACKETS

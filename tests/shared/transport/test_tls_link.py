@@ -116,7 +116,7 @@ async def test_frames_wait_while_the_broker_reads_nothing(tmp_path, here) -> Non
             sending = [asyncio.create_task(send()) for _ in range(2)]
             await asyncio.wait(sending, timeout=0.5)
             assert taken[0] * FRAME_BYTES <= MARK_BYTES + KERNEL_BYTES
-            assert device.connection.waits_to_write
+            assert device.connection.watch.waits_to_write
             os.kill(place.process.pid, signal.SIGCONT)
             await asyncio.gather(*sending)
             assert device.connection.unwritten.waiting_bytes <= MARK_BYTES
@@ -258,7 +258,7 @@ async def crossed(heard: list[bytes]) -> tuple[Connection, Crossed, socket.socke
     end = Crossed(near)
     connection = Connection(Broker(version=3), "pi-03", None, Incoming(lambda _, data: heard.append(data), Traffic()))
     connection.client._sock = connection.client.secured = end
-    connection.begin_reading()
+    connection.watch.begin_reading()
     return connection, end, far
 
 
