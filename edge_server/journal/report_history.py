@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edge_server.journal.disk import file_identity, translate_sql_errors
+from edge_server.journal.earlier_reports import read_earlier
 from edge_server.journal.sqlite import read_database, require_table
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Reading
@@ -97,6 +98,12 @@ def forget_history(path: Path, device: str) -> int:
 def _query(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     if not path.is_file():
         raise ConfigError(f"{path}: no report history found; give the data_dir of a server")
+    if earlier := read_earlier(path):
+        with closing(sqlite3.connect(":memory:")) as connection:
+            connection.execute(TABLE)
+            for stored in earlier:
+                _add(connection, StoredReport(*stored))
+            return read(connection)
     return read_database(path, lambda connection: read(_check(connection, path)))
 
 
@@ -182,10 +189,11 @@ class ReportHistory:
                 self._write(batch)
             except CorruptFile as error:
                 self.close()
+                last = [StoredReport(*stored) for stored in read_earlier(self.path)]
                 unused = self.path.replace(unused_name(self.path))
                 drop_oldest(self.folder.glob(f"{FILE}.corrupt-*"), keep=1)  # it may be large
                 log.error("%s; set aside as %s, starting a new history", error, unused.name)  # noqa: TRY400 - no fault
-                self._write(batch)
+                self._write([*last, *batch])
 
     def close(self) -> None:
         """Close the file; the next write opens it again."""

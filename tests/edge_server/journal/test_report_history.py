@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -29,7 +30,6 @@ from edge_server.journal.report_history import (
     SWEEP_S,
     ReportHistory,
     StoredReport,
-    forget_history,
     latest_reports,
     reading_history,
 )
@@ -248,26 +248,17 @@ def _count(path: Path) -> int:
         return 0
 
 
-EARLIER = """
-CREATE TABLE devices (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL);
-CREATE TABLE forms (id INTEGER PRIMARY KEY, device INTEGER NOT NULL, digest INTEGER NOT NULL, body BLOB NOT NULL,
-    UNIQUE (device, digest));
-CREATE TABLE reports (device INTEGER, seq INTEGER, heard_utc_s REAL, at REAL, form INTEGER, is_full INTEGER, body BLOB,
-    PRIMARY KEY (device, seq)) WITHOUT ROWID;
-"""
-
-
-def test_the_file_of_an_earlier_version_is_set_aside_with_one_message(readings, caplog):
-    """Its rows had another form; whoever reads it before the server has written is told the same."""
+def test_the_file_of_an_earlier_version_is_set_aside_with_one_message_and_its_last_reports_stay(readings, caplog):
+    """Also who reads it before the server has written sees them."""
     readings.folder.mkdir()
-    connection = sqlite3.connect(readings.path)
-    connection.executescript(EARLIER)
-    connection.close()
-    for read in (latest_reports, lambda path: forget_history(path, "orin")):
-        with pytest.raises(CorruptFile, match="earlier version"):
-            read(readings.path)
-    said = fill(readings, 3)["orin"]
-    assert reading_history(readings.path, "orin", WATTS) == figures(said)
+    readings.path.write_bytes(gzip.decompress((ROOT / "tests" / "fixtures" / "readings-0.1.sqlite.gz").read_bytes()))
+    random = Random(0)
+    told = [[report(random, 100.0 + STEP_S * n, name) for name in ("orin", "nano")] for n in range(63)]
+    last = {one.device: StoredReport(BEGIN + 62 * STEP_S, one) for one in told[-1]}
+    assert latest_reports(readings.path) == last
+    assert reading_history(readings.path, "orin", WATTS)[-1] == figures([last["orin"]])[0]
+    [[said]] = fill(readings, 1, "pi", first=100).values()
+    assert latest_reports(readings.path) == last | {"pi": said}
     assert len(log_messages(caplog, "earlier version")) == 1
     assert [path.name for path in readings.folder.glob("*corrupt*")] == [f"{FILE}.corrupt-1"]
 
