@@ -9,7 +9,7 @@ from device_agent.hardware.files import list_folder, read_text
 from device_agent.probes.base import describe_absence, read_number, read_within
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
-from shared.protocol.plausible import VOLTS
+from shared.protocol.plausible import AMPERES, VOLTS
 
 SUPPLIES = "sys/class/power_supply"
 DISCHARGING = "Discharging"
@@ -19,7 +19,6 @@ SUPPLY_TYPES = frozenset(
     | {"Wireless", "Unknown"}
 )
 """All types of the kernel's class (include/linux/power_supply.h); an unknown one might be a battery."""
-MOST_AMPERES = 200.0
 MICRO = 1e-6
 
 
@@ -83,5 +82,5 @@ def _read_watts(supply: Path) -> float:
     except NoData as error:
         if error.lack != "not_present":
             raise
-    amperes = read_within(supply / "current_now", (-MOST_AMPERES, MOST_AMPERES), MICRO)
+    amperes = read_within(supply / "current_now", AMPERES, MICRO)
     return abs(amperes) * read_within(supply / "voltage_now", VOLTS, MICRO)
