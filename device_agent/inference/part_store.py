@@ -7,8 +7,8 @@ from pathlib import Path
 
 from shared.errors import CorruptFile
 from shared.protocol.inference.release import ReleaseManifest, ReleasePart
-from shared.runtime import backports
 from shared.runtime.durable import explain_disk_errors, replace_file, sync
+from shared.runtime.file_digest import file_sha256
 
 PARTS = ".parts"
 PRIVATE = 0o700
@@ -50,7 +50,7 @@ class PartStore:
             CorruptFile: The digest differs; the file stays.
             Unwritable: The disk refuses the write.
         """
-        if compute_digest(path) != digest:
+        if file_sha256(path) != digest:
             raise CorruptFile(f"{path}: its digest is not {digest[:12]}…")
         folder = ensure_folder(self.folder.parent, self.folder)
         with explain_disk_errors(path):
@@ -92,9 +92,3 @@ def ensure_folder(root: Path, folder: Path) -> Path:
                 path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
                 sync(path.parent)
     return folder
-
-
-def compute_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
-    with path.open("rb") as file:
-        return backports.file_digest(file, "sha256").hexdigest()

@@ -33,8 +33,8 @@ from shared.protocol.inference.release import (
     describe_class_fault,
     read_manifest,
 )
-from shared.runtime import backports
 from shared.runtime.bounded_run import bounded_run
+from shared.runtime.file_digest import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -286,9 +286,7 @@ def _read_parameters(
     """
     path = parts[PARAMETERS]
     try:
-        with path.open("rb") as file:
-            digest = backports.file_digest(file, "sha256").hexdigest()
-        if digest != manifest.parameters.sha256:
+        if file_sha256(path) != manifest.parameters.sha256:
             raise CorruptFile(f"{label}: {path} is damaged: it does not have its digest")
         with safe_open(path, framework="numpy") as file:
             tensors: dict[str, NDArray[Any]] = {

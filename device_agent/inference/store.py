@@ -17,12 +17,13 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_agent.inference.part_store import PartStore, compute_digest, ensure_folder
+from device_agent.inference.part_store import PartStore, ensure_folder
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.release import MAX_MANIFEST_BYTES, ReleaseManifest, read_manifest
 from shared.protocol.topics import is_name
 from shared.protocol.update import UpdateRecord, read_record, write_record
 from shared.runtime.durable import replace_file
+from shared.runtime.file_digest import file_sha256
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class BoardStore:
     def release(self, name: str, version: int) -> str:
         """Return the SHA-256 of a version's manifest; empty if there is none."""
         with suppress(FileNotFoundError):
-            return compute_digest(_manifest_path(self.folder, name, version))
+            return file_sha256(_manifest_path(self.folder, name, version))
         return ""
 
     def require_room(self, manifest: ReleaseManifest) -> None:

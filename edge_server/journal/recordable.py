@@ -35,11 +35,6 @@ def encode_recordable(record: R, encoder: msgspec.json.Encoder, decoder: msgspec
     raise Unrecordable(f"{type(record).__name__} cannot be recorded: {str(problem)[:SHOWN]}")
 
 
-def finite_or_none(figure: float | None) -> float | None:
-    """Return a number, or None if it is not finite."""
-    return figure if figure is not None and math.isfinite(figure) else None
-
-
 def _find_non_finite(value: object, path: str) -> str:
     """Return the path of the first NaN or infinite value with the value; empty if there is none."""
     if isinstance(value, float):

@@ -9,7 +9,6 @@ Releases share equal parts, such as the graph of their architecture.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -33,6 +32,7 @@ from shared.protocol.inference.release import (
 )
 from shared.protocol.packages import AGENT
 from shared.runtime.durable import explain_disk_errors, replace_file
+from shared.runtime.file_digest import file_sha256
 from shared.runtime.folder_lock import hold_lock
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
 def _write_blob(folder: Path, digest: str, data: bytes) -> None:
     """Write content under its digest unless an undamaged copy exists."""
     path = folder / BLOBS / digest
-    if not path.exists() or _digest_of(path) != digest:
+    if not path.exists() or file_sha256(path) != digest:
         replace_file(path, data)
         path.chmod(READ_ONLY)
 
@@ -184,13 +184,8 @@ def _require_digest(path: Path, digest: str, what: str, most: int | None = None)
     """Reject a file that is missing, longer than `most` bytes, or does not match its digest."""
     if not path.exists():
         raise CorruptFile(f"{what} is missing: {path}; {REMEDY}")
-    if (most is not None and path.stat().st_size > most) or _digest_of(path) != digest:
+    if (most is not None and path.stat().st_size > most) or file_sha256(path) != digest:
         raise CorruptFile(f"{what} is damaged: {path} does not match its digest; {REMEDY}")
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_releases(data_dir: Path) -> list[StoredRelease]:

@@ -10,7 +10,6 @@ import msgspec
 
 from edge_server.journal.compared import DEVICE_PREFIX
 from edge_server.journal.compared_metric import ComparedMetric
-from edge_server.journal.recordable import finite_or_none
 from edge_server.journal.records import RoundClosed
 from edge_server.rounds.collect_updates import Gather
 from shared.models.evaluate import Score
@@ -18,6 +17,7 @@ from shared.objectives.base import Objective
 from shared.objectives.metric_sums import merge_sums
 from shared.protocol.messages import Update
 from shared.protocol.objective import CLASSIFICATION_SPEC, LOSS
+from shared.protocol.plausible import finite_or_none
 
 
 def build_round_record(

@@ -12,7 +12,7 @@ import msgspec
 from shared.protocol.inference.rollout import MOST_MODELS, ModelStatus, Releases
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Message, Report, Status, Update
-from shared.protocol.plausible import is_plausible
+from shared.protocol.plausible import finite_or_none, is_plausible
 
 MOST_ENTRIES = 256
 """Limit of a report's readings, absences or facts: a board with forty sensors has sixty figures."""
@@ -111,7 +111,7 @@ def _clip_entries(items: Iterable[tuple[str, V]], most: int = MOST_ENTRIES) -> I
 
 
 def _clip_reading(reading: Reading) -> Reading:
-    spread = _drop_infinite(reading.uncertainty)
+    spread = finite_or_none(reading.uncertainty)
     changes = {"unit": printable(reading.unit, NAME), "source": printable(reading.source), "uncertainty": spread}
     return _replace_changed(reading, changes)
 
@@ -130,11 +130,7 @@ def _clip_cost(cost: Cost) -> Cost:
 def _clip_provenance(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
     return {
         name: msgspec.structs.replace(
-            origin, source=printable(origin.source), uncertainty=_drop_infinite(origin.uncertainty)
+            origin, source=printable(origin.source), uncertainty=finite_or_none(origin.uncertainty)
         )
         for name, origin in _clip_entries(provenance.items(), MOST_PROVENANCE)
     }
-
-
-def _drop_infinite(figure: float | None) -> float | None:
-    return figure if figure is not None and math.isfinite(figure) else None

@@ -76,3 +76,8 @@ def is_plausible(name: str, value: float | None) -> bool:
     """Return True if a value is finite and within the range of its name."""
     low, high = find_bounds(name)
     return value is not None and math.isfinite(value) and low <= value <= high
+
+
+def finite_or_none(figure: float | None) -> float | None:
+    """Return a number, or None if it is not finite."""
+    return figure if figure is not None and math.isfinite(figure) else None

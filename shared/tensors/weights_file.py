@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]  # pickle itself is banned
 
 from shared.errors import ConfigError
-from shared.runtime.backports import file_digest
+from shared.runtime.file_digest import file_sha256
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 WRAPPER = "state_dict"
@@ -54,7 +54,6 @@ def digest_weights(path: Path) -> str:
         ConfigError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
+        return file_sha256(path)
     except OSError as error:
         raise ConfigError(f"{KEY}: {path}: {error.strerror}; correct the path") from error

@@ -12,7 +12,6 @@ from device_agent.commands.diagnosis import serving_checks as checks
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, Check
 from device_agent.config import AgentConfig, ServeConfig
 from device_agent.hardware.tools import LIVE_ROOT, run_module
-from device_agent.inference.part_store import compute_digest
 from device_agent.inference.release_folder import ReleaseFiles, read_folder, require_new
 from device_agent.inference.settings import choose_settings, runs_on_battery
 from device_agent.inference.store import BoardStore
@@ -23,6 +22,7 @@ from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.inference.release import ReleaseManifest, read_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.clock import monotonic
+from shared.runtime.file_digest import file_sha256
 
 PROVIDERS_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -137,7 +137,7 @@ class ReleaseInventory:
 def _find_fault(path: Path, digest: str) -> str:
     """Return why a part of a release cannot be opened; empty if it is intact."""
     try:
-        return "" if compute_digest(path) == digest else "is damaged: its digest does not match"
+        return "" if file_sha256(path) == digest else "is damaged: its digest does not match"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

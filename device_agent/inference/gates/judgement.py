@@ -29,7 +29,6 @@ from safetensors.numpy import load_file
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates.process import Entering, GateJob, OwnJob
-from device_agent.inference.part_store import compute_digest
 from device_agent.inference.release_folder import read_own_header
 from device_agent.inference.session import OpenModel, open_model
 from device_agent.inference.soak import compute_latency_limit
@@ -48,6 +47,7 @@ from shared.protocol.inference.release import (
     write_manifest,
 )
 from shared.protocol.update import REASON_CHARS
+from shared.runtime.file_digest import file_sha256
 from shared.runtime.memory import MIB
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _read_probes(store: BoardStore, model: OpenModel) -> tuple[NDArray[Any], NDA
     manifest = model.manifest
     path = store.parts.path(manifest.probes.sha256)
     try:
-        if compute_digest(path) != manifest.probes.sha256:
+        if file_sha256(path) != manifest.probes.sha256:
             raise GateFailed(f"digest: the probes of {manifest.reference} are damaged: {path}", lasting=False)
         tensors = load_file(path)
         return tensors["inputs"], tensors["features" if model.is_half else "outputs"]

@@ -10,7 +10,6 @@ Files are written atomically and never change; a file that is not in the index i
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ from shared.protocol.packages import (
 )
 from shared.runtime.clock import utc_stamp
 from shared.runtime.durable import explain_disk_errors, replace_file, sync
+from shared.runtime.file_digest import file_sha256
 
 PACKAGES, INDEX, WHEELS, LOCK = "packages", "index.json", "wheels", ".packages.lock"
 PROJECTS = "projects"
@@ -234,8 +234,7 @@ def _manifest_of(
 
 def _build_of(path: Path, facts: DebFacts) -> Build:
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(path)
         python = "-".join(dict.fromkeys((facts.python.split()[0], facts.python.split()[-1])))
         name = f"{AGENT}_{facts.version}_py{python}_{facts.arch}.deb"
         return Build(file=name, arch=facts.arch, python=facts.python, sha256=digest, size=path.stat().st_size)
@@ -273,12 +272,6 @@ def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> Non
             sync(target.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_packages(site: SiteFolder, version: str) -> PackageManifest:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.gateway.packages.store import file_sha256, find_version, packages_folder, read_index
+from edge_server.gateway.packages.store import find_version, packages_folder, read_index
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import ParameterSpec, ReleasePart, sha256_of
 from shared.protocol.packages import AGENT, PackageManifest, encode_signed_manifest
+from shared.runtime.file_digest import file_sha256
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shared.errors import ConfigError, Unreachable
-from shared.runtime import backports
+from shared.runtime.file_digest import file_sha256
 from shared.runtime.support.table import Wheel
 from shared.runtime.text_table import printable_text
 
@@ -66,8 +66,7 @@ def matches_wheel(path: Path, wheel: Wheel) -> bool:
     """Check a file against a wheel's size and hash."""
     if not path.is_file() or (wheel.bytes and path.stat().st_size != wheel.bytes):
         return False
-    with path.open("rb") as file:
-        return backports.file_digest(file, "sha256").hexdigest() == wheel.sha256
+    return file_sha256(path) == wheel.sha256
 
 
 def _fetch_wheel(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca: str) -> None:

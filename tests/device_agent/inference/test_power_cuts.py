@@ -25,13 +25,13 @@ import pytest
 
 from device_agent.inference.candidate import GateVerdict, SwapContext
 from device_agent.inference.messages import Figures
-from device_agent.inference.part_store import compute_digest
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ServingRefused
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, PENDING, UpdateRecord
 from shared.runtime.executor import background, inline
+from shared.runtime.file_digest import file_sha256
 from tests.device_agent.inference.releases import MemoryServing, light_release, offer_of
 
 NAME = "digits"
@@ -55,7 +55,7 @@ class FileServing(MemoryServing):
 def is_whole(store: BoardStore, version: int) -> bool:
     """Tell whether all files of a version are there and have their digests."""
     parts = store.manifest(NAME, version).parts.values()
-    return all(compute_digest(store.parts.path(part.sha256)) == part.sha256 for part in parts)
+    return all(file_sha256(store.parts.path(part.sha256)) == part.sha256 for part in parts)
 
 
 async def gate(record: UpdateRecord) -> GateVerdict:

@@ -25,7 +25,6 @@ from tempfile import TemporaryDirectory
 
 from device_agent.exchange.board_releases import BoardFiles
 from device_agent.inference.candidate import SwapContext
-from device_agent.inference.part_store import compute_digest
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
@@ -33,6 +32,7 @@ from device_agent.inference.swap import Swaps
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, UpdateRecord
 from shared.runtime.executor import background, inline
+from shared.runtime.file_digest import file_sha256
 from tests.device_agent.inference.releases import linear_release, offer_of
 from tests.device_agent.inference.test_hammer import STEP, passes
 from tests.device_agent.inference.test_power_cuts import ON_DISK
@@ -151,7 +151,7 @@ def look(folder: Path, before: UpdateRecord) -> UpdateRecord:
     assert record.committed >= before.committed
     for version in {record.committed, record.serving} - {0}:
         for part in store.manifest(NAME, version).parts.values():
-            assert compute_digest(store.parts.path(part.sha256)) == part.sha256
+            assert file_sha256(store.parts.path(part.sha256)) == part.sha256
     return record
 
 
