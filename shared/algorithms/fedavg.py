@@ -24,7 +24,7 @@ from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import STEP_FEATURES, Assignment, Hyper
 from shared.tensors import tree
 from shared.tensors.mixed_precision import MixedPrecision
-from shared.tensors.placement import device_of
+from shared.tensors.placement import CPU
 from shared.tensors.training_step import take_step
 from shared.tensors.tree import Mean, State, Tree
 
@@ -111,7 +111,7 @@ def descend_batches(  # noqa: PLR0913 - everything that a local training is made
         Diverged: The loss of a step is not finite.
     """
     momenta, examples, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
-    precision = MixedPrecision.of(hyper.step, device_of(weight for _, weight in weights))
+    precision = MixedPrecision.of(hyper.step, weights[0][1].device if weights else CPU)
     for step, (inputs, labels) in enumerate(batches, start=1):
         with precision.forward:
             loss = objective.loss(network(inputs), labels)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from shared.codecs import masked_entries
-from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
+from shared.codecs.base import Codec, Coded, Memory
+from shared.codecs.dense import DTYPES, to_blob
 from shared.errors import WireError
 from shared.protocol.messages import Payload
 from shared.tensors import quantizer

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.codecs import masked_entries
-from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.dense import dense
+from shared.codecs.base import Codec, Coded, Memory
+from shared.codecs.dense import DTYPES, dense, to_blob
 from shared.codecs.masked_entries import Entries, Outline
 from shared.errors import WireError
 from shared.protocol.messages import Payload

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shared.codecs.base import DTYPES, from_blob, to_blob
+from shared.codecs.dense import DTYPES, from_blob, to_blob
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
 from shared.protocol.payload import MAX_DIMENSIONS

@@ -27,8 +27,9 @@ import torch
 from torch import Generator, Tensor
 
 from shared.codecs import masked_entries
-from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
+from shared.codecs.base import Codec, Coded, Memory
 from shared.codecs.content_draws import read_seed, seed_from_content
+from shared.codecs.dense import DTYPES, to_blob
 from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload

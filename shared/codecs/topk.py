@@ -35,8 +35,9 @@ import torch
 from torch import Tensor
 
 from shared.codecs import masked_entries
-from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
+from shared.codecs.base import Codec, Coded, Memory
 from shared.codecs.content_draws import read_seed, seed_from_content
+from shared.codecs.dense import DTYPES, to_blob
 from shared.codecs.largest import find_largest
 from shared.codecs.masked_entries import Entries
 from shared.codecs.positions import FORMS, MOST, Positions, most_bytes, pack_positions, unpack_positions

@@ -22,7 +22,6 @@ from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Spec
 from shared.protocol.objective import CLASSIFICATION_SPEC
 from shared.registry import FAULTS
-from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MAX_CLASSES = 100
@@ -174,7 +173,7 @@ def score(network: nn.Module, tree: Tree, examples: Examples, objective: Trainin
     Raises:
         ConfigError: A loss or metric does not accept the outputs.
     """
-    total, hits, classes, place = MetricSums(objective), [], 0, device_of(tree.values())
+    total, hits, classes, place = MetricSums(objective), [], 0, next(iter(tree.values()), examples.inputs).device
     count = len(examples.labels)
     with training_mode(network, train=False):
         most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))

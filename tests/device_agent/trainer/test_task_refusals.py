@@ -14,7 +14,7 @@ from device_agent.trainer.workspace import Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
 from shared.codecs import CODECS
-from shared.codecs.base import to_blob
+from shared.codecs.dense import to_blob
 from shared.data.sources.arrays import NO_LABEL
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded, WireError

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shared.codecs import CODECS
-from shared.codecs.base import DTYPES, Codec, Coded, from_blob, to_blob
+from shared.codecs.base import Codec, Coded
+from shared.codecs.dense import DTYPES, from_blob, to_blob
 from shared.errors import WireError
 from shared.protocol import payload
 from shared.protocol.messages import Blob, Payload

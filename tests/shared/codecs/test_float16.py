@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.codecs import CODECS
-from shared.codecs.base import Codec, to_blob
+from shared.codecs.base import Codec
+from shared.codecs.dense import to_blob
 from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Payload, Spec
 from shared.registry import build
