@@ -12,7 +12,8 @@ from shared.models.build import build_initial
 from shared.objectives.classification import CLASSIFICATION
 from shared.protocol.messages import Hyper, Spec, StepOptions
 from shared.tensors.mixed_precision import computes_in
-from shared.tensors.placement import CPU, choose_device, describe, explain_exhausted_memory
+from shared.tensors.placement import choose_device, describe, explain_exhausted_memory
+from shared.tensors.tree import CPU
 from tests.edge_server.textbook import require_equal
 from tests.naming import naming
 from tests.test_trainer_device import METHODS, run

@@ -11,7 +11,7 @@ import torch
 from shared.algorithms import ALGORITHMS
 from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tensors.placement import CPU
+from shared.tensors.tree import CPU
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ from shared.protocol.messages import Hyper, Spec, Update
 from shared.registry import build
 from shared.subnetworks.frozen_network import freeze
 from shared.subnetworks.neurons import draw_neurons, read_chain
-from shared.tensors.placement import CPU, describe, to_device
+from shared.tensors.placement import describe
+from shared.tensors.tree import CPU, to_device
 from tests.edge_server.fleets import End, Network, Site
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import DEVICES, require_equal

@@ -12,8 +12,7 @@ from shared.models.running_statistics import measure_several, statistic_names
 from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol.messages import STATISTICS_BATCHES, Update
 from shared.tensors.generators import seed_torch
-from shared.tensors.placement import CPU
-from shared.tensors.tree import Tree
+from shared.tensors.tree import CPU, Tree
 
 
 def measure_statistics(task: TrainingTask) -> Update:

@@ -34,7 +34,8 @@ from shared.models.chain import count_below
 from shared.protocol import payload as payloads
 from shared.protocol.messages import Update
 from shared.registry import FAULTS
-from shared.tensors.placement import CPU, explain_exhausted_memory
+from shared.tensors.placement import explain_exhausted_memory
+from shared.tensors.tree import CPU
 from shared.transfer import to_file
 
 log = logging.getLogger("trainer")

@@ -20,8 +20,7 @@ from shared.objectives.metric_sums import HeldOutScore
 from shared.protocol import payload as payloads
 from shared.protocol.messages import MISSED_STEPS, Missed, Task, Update, derive_seed
 from shared.tensors.generators import seed_torch
-from shared.tensors.placement import CPU, to_device
-from shared.tensors.tree import Tree
+from shared.tensors.tree import CPU, Tree, to_device
 
 
 class SplitTraining:

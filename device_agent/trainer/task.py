@@ -36,8 +36,8 @@ from shared.plugins import require_same
 from shared.protocol.messages import Missed, Spec, Task
 from shared.registry import build
 from shared.tensors.mixed_precision import computes_in
-from shared.tensors.placement import describe, synchronize, to_device
-from shared.tensors.tree import Tree
+from shared.tensors.placement import describe, synchronize
+from shared.tensors.tree import Tree, to_device
 
 log = logging.getLogger("trainer")
 

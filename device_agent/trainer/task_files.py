@@ -27,8 +27,7 @@ from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.phases import log_phase
 from shared.tensors import file
-from shared.tensors.placement import CPU, state_to_device, to_device
-from shared.tensors.tree import State, Tree, check_like, tensor_bytes
+from shared.tensors.tree import CPU, State, Tree, check_like, state_to_device, tensor_bytes, to_device
 from shared.transfer import to_file
 
 NO_SCORE = HeldOutScore()

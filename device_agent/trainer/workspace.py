@@ -34,8 +34,7 @@ from shared.objectives.training import TrainingObjective
 from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Assignment, Spec
 from shared.runtime.memory import require_room
-from shared.tensors.placement import CPU
-from shared.tensors.tree import Tree
+from shared.tensors.tree import CPU, Tree
 
 log = logging.getLogger("trainer")
 

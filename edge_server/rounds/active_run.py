@@ -14,7 +14,8 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from shared.algorithms.base import Algorithm
 from shared.models.base import Model
-from shared.tensors.placement import CPU, Device
+from shared.tensors.placement import Device
+from shared.tensors.tree import CPU
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from shared.protocol.topics import SERVER
 from shared.runtime.executor import Effect, run_uninterrupted
 from shared.runtime.phases import log_phase
 from shared.tensors.generators import seed_torch
-from shared.tensors.placement import CPU, state_to_device, to_device
-from shared.tensors.tree import State
+from shared.tensors.tree import CPU, State, state_to_device, to_device
 
 log = logging.getLogger(__name__)
 ROUND_END, SERVER_TRAINING = "round end", "server training"

@@ -76,8 +76,8 @@ from shared.protocol.inputs import Inputs
 from shared.protocol.messages import ADAPTATION, NORMALISE, OBJECTIVE, PLUGINS, STEP_FIELD, Report, Status
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
-from shared.tensors.placement import CPU, Device
-from shared.tensors.tree import State, Tree
+from shared.tensors.placement import Device
+from shared.tensors.tree import CPU, State, Tree
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,8 @@ from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import STEP_FEATURES, Assignment, Hyper
 from shared.tensors import tree
 from shared.tensors.mixed_precision import MixedPrecision
-from shared.tensors.placement import CPU
 from shared.tensors.training_step import take_step
-from shared.tensors.tree import Mean, State, Tree
+from shared.tensors.tree import CPU, Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
 """(module, parameters at the start of the round): changes the module's gradients in place after backward.

@@ -15,8 +15,7 @@ from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import TORCHS, build_initial
 from shared.protocol.messages import Assignment, Scalar
-from shared.tensors.placement import to_device
-from shared.tensors.tree import State, Tree
+from shared.tensors.tree import State, Tree, to_device
 
 MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
 """Seed and random generator of the initial model, in the server's facts and a task's values. Without the second,

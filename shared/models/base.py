@@ -16,8 +16,7 @@ from shared.models.leaves import read_leaves, tied_names
 from shared.objectives.classification import CLASSIFICATION
 from shared.objectives.training import TrainingObjective
 from shared.protocol.messages import Spec
-from shared.tensors.placement import device_of
-from shared.tensors.tree import Tree
+from shared.tensors.tree import Tree, device_of
 
 _chains: WeakKeyDictionary[nn.Module, nn.Sequential] = WeakKeyDictionary()
 """Cache of traced chains by network: every task has a `Model` of its own."""

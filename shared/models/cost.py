@@ -26,7 +26,7 @@ from shared.models.misfit import describe_misfit
 from shared.protocol.adaptation import NetworkAdaptation
 from shared.protocol.messages import Spec
 from shared.registry import FAULTS
-from shared.tensors.placement import CPU
+from shared.tensors.tree import CPU
 
 FLOAT_BYTES, LONG_BYTES = 4, 8
 BYTE_CLASSES = 256

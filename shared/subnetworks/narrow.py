@@ -11,7 +11,7 @@ from torch import nn
 
 from shared.models.chain import LayerChain, chain_of, named_layers
 from shared.subnetworks.neurons import Active, read_chain
-from shared.tensors.placement import device_of
+from shared.tensors.tree import device_of
 
 
 def build_narrow_network(layers: nn.Sequential, active: Active) -> nn.Sequential:

@@ -14,24 +14,22 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from shared.errors import ConfigError, TaskFailed
-from shared.protocol.messages import Scalar, Update
-from shared.tensors.tree import State, Tree
+from shared.protocol.messages import Update
+from shared.tensors.tree import CPU
 
 ON_CPU = Update(run="", round=0, device="", params=None).trained_on
 """The default of the field itself: an equal copy would be encoded in every update."""
 log = logging.getLogger(__name__)
 
 Device: TypeAlias = torch.device
-CPU = torch.device("cpu")
 CHOICES = ("auto", "cpu", "cuda")
 """Values of `trainer.device`; `auto` is the GPU if torch reaches one, else the CPU."""
 WORKSPACE = ":4096:8"
@@ -116,22 +114,6 @@ def describe(device: torch.device) -> str:
     if device.type != "cuda":
         return ON_CPU if device == CPU else device.type
     return f"cuda {torch.cuda.get_device_name(device)}"[:NAME_LENGTH]
-
-
-def device_of(leaves: Iterable[Tensor]) -> torch.device:
-    """Return the device of some leaves; the CPU if none has storage."""
-    return next((leaf.device for leaf in leaves if not leaf.is_meta), CPU)
-
-
-def to_device(tree: Mapping[str, Tensor], device: torch.device) -> Tree:
-    """Return leaves on a device; those already there are not copied."""
-    return {key: leaf.to(device) for key, leaf in tree.items()}
-
-
-def state_to_device(state: State, device: torch.device) -> State:
-    """Return a state on a device; leaves already there are not copied."""
-    facts: dict[str, Scalar] = state.facts
-    return State(to_device(state.tree, device), facts)
 
 
 def synchronize(device: torch.device) -> None:

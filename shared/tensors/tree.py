@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.errors import WireError
 from shared.protocol.messages import Scalar
 
+CPU = torch.device("cpu")
 Tree: TypeAlias = dict[str, Tensor]
 _NARROW = frozenset({torch.int8, torch.int16, torch.uint8})
 """Integers whose difference may exceed their range."""
@@ -44,6 +45,21 @@ class Mean:
     total: Tree = field(default_factory=dict)
     weight: dict[str, float | Tensor] = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
+
+
+def device_of(leaves: Iterable[Tensor]) -> torch.device:
+    """Return the device of some leaves; the CPU if none has storage."""
+    return next((leaf.device for leaf in leaves if not leaf.is_meta), CPU)
+
+
+def to_device(tree: Mapping[str, Tensor], device: torch.device) -> Tree:
+    """Return leaves on a device; those already there are not copied."""
+    return {key: leaf.to(device) for key, leaf in tree.items()}
+
+
+def state_to_device(state: State, device: torch.device) -> State:
+    """Return a state on a device; leaves already there are not copied."""
+    return State(to_device(state.tree, device), state.facts)
 
 
 def subtract(a: Tree, b: Tree) -> Tree:

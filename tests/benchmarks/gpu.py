@@ -29,8 +29,8 @@ from shared.models.build import build_initial
 from shared.protocol.messages import Hyper, Spec
 from shared.registry import build
 from shared.tensors.generators import seed_torch
-from shared.tensors.placement import CPU, choose_device, describe, state_to_device, synchronize, to_device
-from shared.tensors.tree import State, Tree, subtract, tree_norm
+from shared.tensors.placement import choose_device, describe, synchronize
+from shared.tensors.tree import CPU, State, Tree, state_to_device, subtract, to_device, tree_norm
 
 METHODS = (
     *("fedavg", "fedprox", "fedselect", "fedspu", "random_dropout", "fjord", "hermes", "prunefl"),

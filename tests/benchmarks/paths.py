@@ -69,11 +69,11 @@ def trace_trial(changes: dict[str, str]) -> dict[str, list[Call]]:
         command = [sys.executable, "-m", "edge_server", "trial", "run", "plan.toml", "--data-dir", str(folder)]
         environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "CALL_PATHS": str(folder)}
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        return {role: [*read_calls(folder / role)] for role in ("agent", "trainer", "server")}
+        return {role: sorted(read_calls(folder / role)) for role in ("agent", "trainer", "server")}
 
 
 def read_calls(path: Path) -> Iterator[Call]:
-    """Yield the calls in a file, without an incomplete last one."""
+    """Yield the calls in a file, without an incomplete last line."""
     for line in path.read_text().splitlines():
         if len(row := line.split("\t")) == len(Call._fields):
             yield Call(float(row[0]), row[1], row[2], row[3])

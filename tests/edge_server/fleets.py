@@ -39,8 +39,7 @@ from shared.errors import TaskFailed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import inline
-from shared.tensors.placement import CPU
-from shared.tensors.tree import State
+from shared.tensors.tree import CPU, State
 from shared.transport.base import Broker, Presence, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport

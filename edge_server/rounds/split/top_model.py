@@ -19,8 +19,7 @@ from shared.protocol.messages import Assignment, derive_seed
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
 from shared.tensors.generators import seed_torch
-from shared.tensors.placement import CPU, state_to_device, to_device
-from shared.tensors.tree import State, Tree
+from shared.tensors.tree import CPU, State, Tree, state_to_device, to_device
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender

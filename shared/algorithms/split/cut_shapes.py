@@ -16,8 +16,7 @@ from shared.algorithms.split.settings import MATRIX
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.evaluate import training_mode
-from shared.tensors.placement import device_of
-from shared.tensors.tree import Tree
+from shared.tensors.tree import Tree, device_of
 
 MAX_CACHED_SHAPES = 16
 """Maximum number of cached feature shapes: a device can send more shapes than any session has."""
