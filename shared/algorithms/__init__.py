@@ -18,8 +18,10 @@ from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
 from shared.algorithms.semisupervised.semisfl import semisfl
 from shared.algorithms.semisupervised.supervised_only import supervised_only
-from shared.algorithms.server_optimizers.adaptive import fedadagrad, fedadam, fedyogi
+from shared.algorithms.server_optimizers.fedadagrad import fedadagrad
+from shared.algorithms.server_optimizers.fedadam import fedadam
 from shared.algorithms.server_optimizers.fedavgm import fedavgm
+from shared.algorithms.server_optimizers.fedyogi import fedyogi
 from shared.algorithms.split.fedsl import VARIANTS, fedsl
 from shared.algorithms.subnetwork.fedmp import fedmp
 from shared.algorithms.subnetwork.fedspu import fedspu

@@ -31,6 +31,9 @@ from shared.models.base import Model
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
 
+FIRST, SECOND = "first/", "second/"
+"""Prefixes of the moments' leaves, before the name of the parameter."""
+
 Moments: TypeAlias = Mapping[str, Tensor]
 """Moments of one parameter, by prefix."""
 Step: TypeAlias = Callable[[Moments, Tensor], tuple[Moments, Tensor]]
@@ -70,6 +73,32 @@ def server_optimizer(initial: Mapping[str, float], step: Step, mu: float) -> Alg
 def _full_like(weight: Tensor, value: float) -> Tensor:
     """Return a moment; means are of 32 bits at least, so moments are too."""
     return torch.full_like(weight.detach(), value, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+
+def adaptive_optimizer(
+    second_moment: Callable[[Tensor, Tensor], Tensor],
+    mu: float,
+    *,
+    server_learning_rate: float,
+    beta1: float,
+    tau: float,
+) -> Algorithm:
+    """Build FedAdagrad, FedYogi or FedAdam, which differ in the second moment; for the options see `fedadam`.
+
+    Args:
+        second_moment: (v, d * d) -> the next v.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
+    require_options(server_learning_rate=server_learning_rate, beta1=beta1, tau=tau)
+
+    def step(moments: Moments, change: Tensor) -> tuple[Moments, Tensor]:
+        first = moments[FIRST] * beta1 + change * (1 - beta1)
+        second = second_moment(moments[SECOND], change * change)
+        return {FIRST: first, SECOND: second}, first / (second.sqrt() + tau) * server_learning_rate
+
+    return server_optimizer({FIRST: 0.0, SECOND: tau * tau}, step, mu)
 
 
 def require_options(**options: float) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.server_optimizers.adaptive import fedadagrad, fedadam, fedyogi
+from shared.algorithms.server_optimizers.fedadagrad import fedadagrad
+from shared.algorithms.server_optimizers.fedadam import fedadam
+from shared.algorithms.server_optimizers.fedyogi import fedyogi
 from tests.shared.algorithms.server_optimizers import textbook
 
 
