@@ -112,44 +112,37 @@ def test_what_the_other_end_has_is_counted(pair) -> None:
     assert 0 < after.min_rtt_s < 1
 
 
-def test_time_passes_only_within_messages(pair) -> None:
-    """Each of 3 kB in a second; what the sender waits between them is not the link's."""
-    for start in (10.0, 20.0, 50.0):
-        pair.arrive(1000, start)
-        pair.arrive(1000, start + 0.5)
-        pair.end(1000, start + 1.0)
-    assert pair.timed == (3 * 2000, 3.0)
+TIMELINES = {
+    "only within messages, not between them": (
+        [(kind, 1000, start + after) for start in (10, 20, 50) for kind, after in (("+", 0), ("+", 0.5), (".", 1))],
+        (3 * 2000, 3.0),
+    ),
+    "a message that comes at once": ([(".", 300, 1), (".", 300, 2), (".", 300, 3)], (0, 0.0)),
+    "4 bytes of an acknowledgement begin no message": (
+        [(".", 300, 1), ("+", 4, 2), ("+", 1000, 60), (".", 2000, 61)],
+        (2000, 1.0),
+    ),
+    "500 bytes of the next message come with the last": (
+        [("+", 1000, 1), (".", 1500, 2), ("+", 1000, 3), (".", 1000, 4)],
+        (1500 + 1000, 2.0),
+    ),
+    "a connection that ends within a message": (
+        [("+", 1000, 1), ("new", 0, 1), ("+", 1000, 100), (".", 1000, 101)],
+        (1000, 1.0),
+    ),
+}
+"""Bytes at moments: `+` arrives, `.` ends a message, `new` is another connection; the bytes and seconds they make."""
 
 
-def test_a_message_that_comes_at_once_takes_no_time(pair) -> None:
-    for start in (1.0, 2.0, 3.0):
-        pair.end(300, start)
-    assert pair.timed == (0, 0.0)
-
-
-def test_an_acknowledgement_begins_no_message(pair) -> None:
-    """4 bytes that end no message, long before one: its own first bytes begin it."""
-    pair.end(300, 1.0)
-    pair.arrive(4, 2.0)
-    pair.arrive(1000, 60.0)
-    pair.end(2000, 61.0)
-    assert pair.timed == (2000, 1.0)
-
-
-def test_the_begin_of_a_message_may_have_come_with_the_end_of_the_last(pair) -> None:
-    pair.arrive(1000, 1.0)
-    pair.end(1500, 2.0)  # 500 of them of the next one
-    pair.arrive(1000, 3.0)
-    pair.end(1000, 4.0)
-    assert pair.timed == (1500 + 1000, 2.0)
-
-
-def test_a_connection_that_ends_within_a_message_leaves_nothing_behind(pair) -> None:
-    pair.arrive(1000, 1.0)
-    pair.traffic.track(pair.near)
-    pair.arrive(1000, 100.0)
-    pair.end(1000, 101.0)
-    assert pair.timed == (1000, 1.0)
+@pytest.mark.parametrize("timeline", TIMELINES)
+def test_time_passes_within_messages(pair, timeline) -> None:
+    steps, timed = TIMELINES[timeline]
+    for kind, size, at in steps:
+        if kind == "new":
+            pair.traffic.track(pair.near)
+        else:
+            (pair.end if kind == "." else pair.arrive)(size, float(at))
+    assert pair.timed == timed
 
 
 def test_who_looks_late_counts_no_time_in_which_nothing_came(pair) -> None:
