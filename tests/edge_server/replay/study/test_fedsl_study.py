@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.sections import Chosen
-from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import make_order, read_result
-from edge_server.replay.study.spec import load
+from edge_server.replay.study.grid import Cell
+from tests.edge_server.replay.study.shipped import grid, run
 from tests.machine import shared
-
-STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "fedsl.toml"
-
-
-@cache
-def grid() -> list[Cell]:
-    """Return the study's cells, which nobody changes; paths of data are relative."""
-    study, plan = load(STUDY)
-    return build_cells(study, plan, STUDY, STUDY.read_text(), Path())
 
 
 def test_every_cell_does_as_many_steps_and_is_evaluated_after_the_same_ones():
-    found = grid()
+    found = grid("fedsl")
     assert len(found) == 14 * 3
     period = {cell.name: cell.plan.algorithm.options["period"] for cell in found}
     assert {cell.plan.rounds * period[cell.name] for cell in found} == {320}
@@ -37,7 +23,7 @@ def test_every_cell_does_as_many_steps_and_is_evaluated_after_the_same_ones():
 
 def test_one_factor_changes_at_a_time():
     """Of the first five against the traditional method; and period-5 is the middle cut at p = 0.3."""
-    options = {cell.variant: cell.plan.algorithm.options for cell in grid()}
+    options = {cell.variant: cell.plan.algorithm.options for cell in grid("fedsl")}
     plain = options["traditional"]
     for variant in ("sparsity-35", "sparsity-70", "bits-8", "bits-4"):
         assert len(options[variant].items() - plain.items()) == 1, variant
@@ -61,10 +47,9 @@ def smaller(cell: Cell, **changes: object) -> Cell:
 @pytest.mark.parametrize("variant", ["deep-drop-70"])
 def test_a_small_cell_of_it_runs(tmp_path, variant):
     """On a few of the real images, its width halved; what it exchanged is told apart from the model."""
-    cell = next(one for one in grid() if one.variant == variant)
+    cell = next(one for one in grid("fedsl") if one.variant == variant)
     small = smaller(cell, model=Chosen(name="vgg13", options={"width": 0.0625}))
-    result = read_result(small, run_cell(make_order(small, tmp_path)))
-    assert result is not None
+    _, result = run(small, tmp_path)
     [one] = result.digest.rounds
     assert one.arrived == 5
     assert one.accuracy is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -10,35 +9,19 @@ import pytest
 
 from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expand_devices
-from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import Result, make_order, read_result
-from edge_server.replay.study.spec import load
+from edge_server.replay.study.result import Result
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
+from tests.edge_server.replay.study.shipped import grid, require_only_algorithms_differ, run
 from tests.machine import shared
 
-STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}
-
-
-@cache
-def grid(name: str) -> list[Cell]:
-    """Return a study's cells, which nobody changes; paths of data are relative."""
-    path = STUDIES / f"{name}.toml"
-    study, plan = load(path)
-    return build_cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_differ_in_nothing_but_their_algorithm(name):
     found = grid(name)
     assert len(found) == NAMES[name]
-    same = {
-        msgspec.json.encode(msgspec.structs.replace(cell.plan, algorithm=found[0].plan.algorithm, seed=0))
-        for cell in found
-        if cell.settings == found[0].settings
-    }
-    assert len(same) == 1
+    require_only_algorithms_differ(found)
     stopping = {cell.variant for cell in found if cell.plan.algorithm.options.get("early_stopping")}
     plain = {cell.variant for cell in found} - stopping
     assert plain == {OURS, *BASELINES, *REFERENCES}
@@ -70,11 +53,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
         evaluation=msgspec.structs.replace(plan.evaluation, devices_every=1),
         data=data,
     )
-    order = make_order(msgspec.structs.replace(cell, plan=plan), folder)
-    place = run_cell(order)
-    result = read_result(msgspec.structs.replace(cell, plan=plan), place)
-    assert result is not None
-    return place, result
+    return run(msgspec.structs.replace(cell, plan=plan), folder)
 
 
 @pytest.mark.parametrize(

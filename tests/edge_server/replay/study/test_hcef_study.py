@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,26 +9,18 @@ from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.record.amounts import Amount, amount_or_unknown
-from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.spec import load
+from edge_server.replay.study.grid import Cell
 from edge_server.report.digest import Digest, RoundDigest, SpentByRound
 from shared.models.build import build_blank
 from tests.benchmarks.hcef_orderings import claims, times_less
+from tests.edge_server.replay.study.shipped import grid
 
-STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "hcef.toml"
 RESNET_BITS = 32 * 269_722
 """Of the paper's CIFAR-10 network."""
 
 
-@cache
-def grid() -> list[Cell]:
-    """Return the study's cells, which nobody changes; paths of data are relative."""
-    study, plan = load(STUDY)
-    return build_cells(study, plan, STUDY, STUDY.read_text(), Path())
-
-
 def variant(name: str) -> Cell:
-    return next(cell for cell in grid() if cell.variant == name and cell.seeds == {"seed": 1})
+    return next(cell for cell in grid("hcef") if cell.variant == name and cell.seeds == {"seed": 1})
 
 
 def test_the_fleet_is_the_papers():
@@ -49,9 +38,9 @@ def test_the_fleet_is_the_papers():
 def test_one_thing_changes_at_a_time():
     """CEF and MLL-SGD have no budget, since they heed none: it would end them before the others."""
     ours = variant("hcef").plan
-    assert {cell.plan.seed for cell in grid()} == {1, 2, 3}
-    assert len(grid()) == 16 * 3
-    for cell in grid():
+    assert {cell.plan.seed for cell in grid("hcef")} == {1, 2, 3}
+    assert len(grid("hcef")) == 16 * 3
+    for cell in grid("hcef"):
         free = cell.variant.startswith(("cef-", "mll_sgd")) or cell.variant == "cef"
         assert (cell.plan.budget == BudgetPlan()) == free, cell.variant
         assert cell.plan.rounds == ours.rounds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -11,9 +10,6 @@ import pytest
 
 from edge_server.journal.runs import read_versions
 from edge_server.plan.devices import expand_devices
-from edge_server.replay.study.cell import run_cell
-from edge_server.replay.study.grid import Cell, build_cells
-from edge_server.replay.study.result import make_order, read_result
 from edge_server.replay.study.run import StudyRecord
 from edge_server.replay.study.spec import load
 from shared.algorithms.semisupervised.supervised_only import supervised_only
@@ -30,30 +26,17 @@ from tests.benchmarks.semisfl_orderings import (
     settings_of,
     table,
 )
+from tests.edge_server.replay.study.shipped import STUDIES, grid, require_only_algorithms_differ, run
 from tests.machine import shared
 
-STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = ("semisfl", "semisfl-cifar", "semisfl-har")
-
-
-@cache
-def grid(name: str) -> list[Cell]:
-    """Return a study's cells, which nobody changes; paths of data are relative."""
-    path = STUDIES / f"{name}.toml"
-    study, plan = load(path)
-    return build_cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_differ_in_nothing_but_their_algorithm(name):
     found = grid(name)
     assert len(found) == 9 * 3 * 3
-    same = {
-        msgspec.json.encode(msgspec.structs.replace(cell.plan, algorithm=found[0].plan.algorithm, seed=0))
-        for cell in found
-        if cell.settings == found[0].settings
-    }
-    assert len(same) == 1
+    require_only_algorithms_differ(found)
     methods = {key_of(cell.plan)[0] for cell in found}
     varied = {"semisfl-linear", "semisfl-none", "semisfl-inertia-0.999"}
     assert methods == {OURS, FIXED, ABLATION, LABELS, PLAIN, "semifl"} | varied
@@ -100,8 +83,7 @@ def small(variant: str, folder: Path) -> None:
             | ({"steps": 2} if variant != LABELS else {}),
         ),
     )
-    cell = msgspec.structs.replace(cell, plan=plan)
-    assert read_result(cell, run_cell(make_order(cell, folder))) is not None
+    run(msgspec.structs.replace(cell, plan=plan), folder)
 
 
 def test_small_cells_of_it_run_and_are_read_off(tmp_path):
