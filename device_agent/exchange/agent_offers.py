@@ -122,7 +122,6 @@ class AgentOffers:
             await self._repeat_until_done(request)
 
     async def refuse(self, offer: Offer, reason: str) -> None:
-        """Report an offer as refused."""
         self._set_pending(_build_status(offer, "refused", reason))
 
     def has_prefetched(self, _deployment: str) -> bool:
@@ -130,7 +129,7 @@ class AgentOffers:
         return True
 
     async def prefetch(self, _ahead: Ahead) -> None:
-        """Do nothing."""
+        """Do nothing: see `has_prefetched`."""
 
     async def _repeat_until_done(self, request: UpgradeTarget) -> None:
         """Write a request again, with growing pauses, until the updater's record reflects it."""

@@ -60,6 +60,7 @@ class BundleDownload:
         """Record the server's answer to a request."""
         self._bundle = bundle
         self._answered.set()
+        self.download.request_again()  # if its frames are being received, the server may have lost the requests
 
     def repeat_request(self) -> None:
         """Send the current request again: the server repeated its offer and may have lost the request."""
@@ -105,7 +106,4 @@ class BundleDownload:
         while True:
             await self._request_again.wait()
             self._request_again.clear()
-            self._answered.clear()
             await self._send(lacks)
-            await self._answered.wait()
-            self.download.request_again()

@@ -116,11 +116,6 @@ class InferenceProcess:
         return max(0, self.starts - bool(self.pid))
 
     async def load(self, name: str, version: int) -> None:
-        """Load a version beside the active one.
-
-        Raises:
-            ServingRefused: It cannot be served; `ServingDied` if the process died meanwhile.
-        """
         try:
             files = self._find(name, version)
         except FieldFleetError as error:
@@ -139,11 +134,6 @@ class InferenceProcess:
                 await self.commands.request(Unload(name, other), Applied)
 
     async def switch(self, name: str, version: int) -> None:
-        """Activate a version.
-
-        Raises:
-            ServingRefused: It is not loaded.
-        """
         await self._wait_until_ready()
         await self.commands.request(Switch(name, version), Applied)
         self._current[name] = version
@@ -206,11 +196,6 @@ class InferenceProcess:
             others.clear()
 
     async def figures(self, name: str, version: int) -> Figures:
-        """Return a version's statistics.
-
-        Raises:
-            ServingRefused: It is not loaded.
-        """
         await self._wait_until_ready()
         return await self.commands.request(Ask(name, version), Figures)
 

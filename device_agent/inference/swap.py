@@ -138,13 +138,10 @@ class _Owner:
 
     async def _wait_for_request(self, working: asyncio.Task[None]) -> None:
         """Let the steps run until a request can be served."""
+        working.add_done_callback(lambda _: self._news.set())
         while not any(self._is_free_for(request) for request in self._requests):
+            await self._news.wait()
             self._news.clear()
-            news = asyncio.create_task(self._news.wait())
-            try:
-                await asyncio.wait({news} if working.done() else {news, working}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                news.cancel()
             if working.done():
                 working.result()
 
@@ -154,17 +151,14 @@ class _Owner:
         if request is None:
             return
         self._requests.remove(request)
-        error: Exception | None = None
         try:
             await run_uninterrupted(request.act())
-        except (FieldFleetError, OSError) as refusal:
-            error = refusal
-        if request.answer.done():
-            return
-        if error:
-            request.answer.set_exception(error)
+        except (FieldFleetError, OSError) as error:
+            if not request.answer.done():
+                request.answer.set_exception(error)
         else:
-            request.answer.set_result(self._record)
+            if not request.answer.done():
+                request.answer.set_result(self._record)
 
     async def take_offer(self, manifest: bytes, offer: NewVersion) -> None:
         """Record an offer unless it is known; refuse one that would fail."""

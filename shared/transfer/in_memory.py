@@ -21,18 +21,11 @@ class MemorySink:
         self._data = bytearray(transfer.size)
 
     def put(self, start: int, data: memoryview) -> None:
-        """Store a frame's bytes, from block `start` on.
-
-        Args:
-            data: Whole blocks, except for the payload's last.
-        """
         offset = start * BLOCK_BYTES
         self._data[offset : offset + data.nbytes] = data
 
     def to_view(self) -> memoryview:
-        """Return the payload; the caller owns its memory."""
         return memoryview(self._data)
 
     def remove(self) -> None:
-        """Drop the buffer; views of it stay valid."""
-        self._data = bytearray()
+        self._data = bytearray()  # views of the former one stay valid

@@ -39,10 +39,10 @@ class Sink(Protocol):
         """One byte per block, 1 if an earlier process received it; empty for none."""
 
     def put(self, start: int, data: memoryview) -> None:
-        """Store a frame's bytes, from block `start` on."""
+        """Store a frame's bytes, from block `start` on: whole blocks, except for the payload's last."""
 
     def to_view(self) -> memoryview:
-        """Return the payload, once every block has arrived."""
+        """Return the payload, once every block has arrived; the caller owns its memory."""
 
     def remove(self) -> None:
         """Drop what has been received."""

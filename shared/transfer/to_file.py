@@ -66,10 +66,7 @@ class FileSink:
         return b""
 
     def put(self, start: int, data: memoryview) -> None:
-        """Write a frame's bytes, from block `start` on, then mark its blocks.
-
-        Args:
-            data: Whole blocks, except for the payload's last.
+        """Write a frame's bytes, then mark its blocks.
 
         Raises:
             OSError: The disk is full or cannot be written.
@@ -86,12 +83,10 @@ class FileSink:
         os.fdatasync(self._file)
 
     def to_view(self) -> memoryview:
-        """Close the file and return a view of it."""
         self.close()
         return view(self.path)
 
     def remove(self) -> None:
-        """Close and remove the file and its progress file."""
         self.close()
         self._note.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
