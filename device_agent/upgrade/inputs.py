@@ -10,6 +10,7 @@ from pathlib import Path
 
 from device_agent.hardware.tools import run_command
 from device_agent.upgrade.record import HOME, UpgradeTarget
+from shared.runtime.clock import Clock, monotonic
 
 ROOTS = Path("/etc/fieldfleet/upgrades.pem")
 STATE_DIR = Path("/var/lib/fieldfleet")
@@ -17,6 +18,16 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 START_S = 60.0
 """Timeout for `upgrade status` of a new version."""
+
+
+def find_start_error(folder: Path) -> str:
+    """Run `upgrade status` of a version; return why it fails, empty if the version starts and could be upgraded."""
+    arguments = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
+    result = run_command([str(folder / "bin/python3"), *arguments], timeout_s=START_S)
+    if result.exit_code == 0:
+        return ""
+    lines = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["no output"]
+    return f"version {folder.name} does not start: {lines[0][:200]}"
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,8 @@ class UpgradeEnvironment:
         arch: Processor architecture in dpkg's terms.
         python: Python version that packages must bring libraries for.
         interpreters: Interpreters that a version's `bin/python3` may link to.
+        find_start_error: Returns why the version in a folder does not start; else empty.
+        look_s: Poll interval in seconds.
     """
 
     home: Path = HOME
@@ -42,6 +55,9 @@ class UpgradeEnvironment:
         "/usr/bin/python3",
         f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}",
     )
+    find_start_error: Callable[[Path], str] = find_start_error
+    clock: Clock = monotonic
+    look_s: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,13 +78,3 @@ class UpgradeRequest:
     by_hand: bool = False
     force: bool = False
     lose: bool = False
-
-
-def find_start_error(folder: Path) -> str:
-    """Run `upgrade status` of a version; return why it fails, empty if the version starts and could be upgraded."""
-    arguments = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
-    result = run_command([str(folder / "bin/python3"), *arguments], timeout_s=START_S)
-    if result.exit_code == 0:
-        return ""
-    lines = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["no output"]
-    return f"version {folder.name} does not start: {lines[0][:200]}"

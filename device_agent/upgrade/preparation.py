@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -20,7 +18,6 @@ from device_agent.upgrade.versions import is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, decode_signed_manifest, find_build, verify
 from shared.protocol.update import Event, find_failure
-from shared.runtime.clock import Clock
 from shared.runtime.support.deb_file import MOST_PACKAGE
 
 PACKED_HOME = "opt/fieldfleet"
@@ -39,18 +36,10 @@ def read_pending_target(agent: AgentFolder) -> UpgradeTarget | None:
 
 @dataclass
 class Preparation:
-    """Prepares a requested version for its trial.
-
-    Attributes:
-        find_start_error: Returns why the version in a folder does not start; else empty.
-        look_s: Poll interval in seconds.
-    """
+    """Prepares a requested version for its trial."""
 
     environment: UpgradeEnvironment
     state: UpgradeState
-    find_start_error: Callable[[Path], str]
-    clock: Clock
-    look_s: float
 
     def install(self, request: UpgradeRequest) -> None:
         """Verify a version and install it beside the running one.
@@ -87,11 +76,8 @@ class Preparation:
 
     def _check_board(self, request: UpgradeRequest, manifest: PackageManifest) -> dict[str, str]:
         """Refuse a downgrade and a loss of state files unless allowed; return the losses."""
-        running, serials = (
-            self.state.record.from_,
-            self.state.record.serials,
-        )  # unknown for versions that dpkg installed
-        runs = serials.get(running)
+        running, serials = self.state.record.from_, self.state.record.serials
+        runs = serials.get(running)  # None for versions that dpkg installed
         is_before = runs is None and is_older(manifest.version, running)
         losses = find_losses(self.state.agent.read_formats().formats, manifest.formats)
         loss_text = "; ".join(f"{name}: {what}" for name, what in losses.items())
@@ -115,18 +101,18 @@ class Preparation:
             size = sum(len(entry.content) for entry in unpack_package(package, folder, self.environment.interpreters))
             versions.require_room(size)
             versions.install(version, build.sha256, unpack_package(package, folder, self.environment.interpreters))
-        if fault := self.find_start_error(self.environment.home / version):
+        if fault := self.environment.find_start_error(self.environment.home / version):
             raise ConfigError(fault)
 
     async def await_pause(self, request: UpgradeRequest) -> tuple[Event, str] | None:
         """Wait until the agent runs without a task; return the event and reason if the trial must not begin."""
-        until = self.clock() + MOST_BUSY_S
+        until = self.environment.clock() + MOST_BUSY_S
         while not request.force and (fault := self._find_blocker()):
             if not request.by_hand and read_pending_target(self.state.agent) not in (request.target, None):
                 return "superseded", "another version was requested meanwhile"
-            if self.clock() >= until:
+            if self.environment.clock() >= until:
                 return "refused", f"{fault} for {MOST_BUSY_S:g} s; {FORCE}"
-            await asyncio.sleep(self.look_s)
+            await asyncio.sleep(self.environment.look_s)
         return None
 
     def _find_blocker(self) -> str:

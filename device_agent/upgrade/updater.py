@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from device_agent.upgrade import transitions
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.agent_service import AgentService
-from device_agent.upgrade.inputs import UpgradeEnvironment, UpgradeRequest, find_start_error
+from device_agent.upgrade.inputs import UpgradeEnvironment, UpgradeRequest
 from device_agent.upgrade.preparation import SET_ASIDE, Preparation, read_pending_target
 from device_agent.upgrade.record import UPDATER, HealthProof, UpgradeRecord, UpgradeTarget
 from device_agent.upgrade.state_formats import find_losses
@@ -33,33 +31,18 @@ from device_agent.upgrade.upgrade_state import UpgradeState
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, FieldFleetError
 from shared.protocol.update import PENDING, Event
-from shared.runtime.clock import Clock, monotonic
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-
 
 class Updater:
-    """Upgrades the agent of a board; one process at a time.
+    """Upgrades the agent of a board; one process at a time."""
 
-    Args:
-        find_start_error: Returns why the version in a folder does not start; else empty.
-        look_s: Poll interval in seconds.
-    """
-
-    def __init__(
-        self,
-        environment: UpgradeEnvironment,
-        service: AgentService,
-        find_start_error: Callable[[Path], str] = find_start_error,
-        clock: Clock = monotonic,
-        look_s: float = LOOK_S,
-    ) -> None:
+    def __init__(self, environment: UpgradeEnvironment, service: AgentService) -> None:
         self.versions, self.agent = Versions(environment.home), AgentFolder(environment.state_dir)
-        self._environment, self._service, self._clock, self._look_s = environment, service, clock, look_s
+        self._environment, self._service = environment, service
         self._state = UpgradeState(self.versions, self.agent, service)
-        self._preparation = Preparation(environment, self._state, find_start_error, clock, look_s)
+        self._preparation = Preparation(environment, self._state)
 
     @property
     def record(self) -> UpgradeRecord:
@@ -103,12 +86,13 @@ class Updater:
 
     async def watch_trial(self) -> UpgradeRecord:
         """Watch a trial, if there is one, until it ends."""
-        start = self._clock()
+        clock = self._environment.clock
+        start = clock()
         while self.record.state == "trial":
-            if outcome := transitions.judge_trial(self.record, self._observe(self._clock() - start)):
+            if outcome := transitions.judge_trial(self.record, self._observe(clock() - start)):
                 self._end_trial(*outcome)
             else:
-                await asyncio.sleep(self._look_s)
+                await asyncio.sleep(self._environment.look_s)
         self._state.remove_unused()
         return self.record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ def typed(board, capsys, monkeypatch):
 
     class Quick(Updater):
         def __init__(self, place, service):
-            super().__init__(board.place(), service, lambda folder: "", look_s=0.01)
+            super().__init__(replace(board.place(), find_start_error=lambda _: "", look_s=0.01), service)
 
     monkeypatch.setattr(command, "Updater", Quick)
 

@@ -7,7 +7,7 @@ import io
 import lzma
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from math import inf
@@ -172,7 +172,7 @@ class UpgradeBoard:
 
     def updater(self, find_start_error: Callable[[Path], str] = lambda _folder: "") -> Updater:
         """Return who upgrades, as a new process would."""
-        return Updater(self.place(), self.service, find_start_error, look_s=0.005)
+        return Updater(replace(self.place(), find_start_error=find_start_error, look_s=0.005), self.service)
 
     def fetch(self, version: str, behaviour: str = "good", data: bytes = b"", **manifest: object) -> bytes:
         """Have the agent fetch a package; returns it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -88,7 +88,7 @@ class LiveBoard(UpgradeBoard):
     def upgrader(self) -> Updater:
         """Return root's half, as a new process would."""
         clock = asyncio.get_running_loop().time
-        return Updater(self.place(), self, lambda folder: "", clock=clock, look_s=5.0)
+        return Updater(replace(self.place(), find_start_error=lambda _: "", clock=clock, look_s=5.0), self)
 
     async def be_told(self) -> None:
         """Begin root's half once a wish was written, as `device-agent upgrade wanted` goes on with it."""
