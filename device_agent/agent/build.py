@@ -54,6 +54,8 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     reporter = Reporter(transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power)
     emulated = config.board.emulated  # its transfers have fixed costs; else the board's power log measures them
     reporter.charge = charge or (partial(charge_transfer, emulated) if emulated else None)
+    uploads = UploadMeter(clock, meter, reporter.note_upload_start, reporter.note_upload)
+    jitter = partial(Random, seed)  # spreads offers in time
     outbox = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20)
     return Agent(
         device=device,
@@ -63,8 +65,8 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         trainer=trainer,
         outbox=outbox,
         download=_make_download(config, folder, transport, meter, worker, clock),
-        delivery=_make_delivery(reporter, outbox, meter, seed),
-        splitting=_make_split_sessions(config, transport, clock, seed),
+        delivery=Delivery(transport, site, device, outbox, jitter(), uploads=uploads),
+        splitting=SplitSessions(transport, site, device, clock, config.link.policy, jitter()),
         settings=JobSettings(
             config.examples, folder / "state", config.link.frame_bytes, board.measuring if board else None
         ),
@@ -95,17 +97,6 @@ def compose_reporter(
     )
 
 
-def _make_delivery(reporter: Reporter, outbox: Outbox, link: LinkMeter, seed: int | None) -> Delivery:
-    return Delivery(
-        reporter.transport,
-        reporter.site,
-        reporter.device,
-        outbox,
-        Random(seed),  # noqa: S311 - spreads offers in time
-        uploads=UploadMeter(reporter.clock, link, reporter.note_upload_start, reporter.note_upload),
-    )
-
-
 def _make_download(
     config: AgentConfig, folder: Path, transport: Transport, link: LinkMeter, worker: Worker, clock: Clock
 ) -> Download:
@@ -125,17 +116,6 @@ def compose_bundle_download(config: AgentConfig, folder: Path, transport: Transp
     """Compose the download of a rollout's parts into a file `spool`."""
     download = _make_download(config, folder, transport, LinkMeter(), in_thread, monotonic)
     return replace(download, spool=spool, frames_on="parts", wants_on="lacks")
-
-
-def _make_split_sessions(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> SplitSessions:
-    return SplitSessions(
-        transport,
-        config.site,
-        config.device,
-        clock,
-        policy=config.link.policy,
-        jitter=Random(seed),  # noqa: S311 - spreads offers in time
-    )
 
 
 def _make_report(device: str, board: Board | None, link: LinkMeter, folder: Path, clock: Clock) -> Report:

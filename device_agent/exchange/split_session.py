@@ -149,8 +149,7 @@ class _Session:
             pushed=pushed,
             room=push_credit(self.pace, self.sessions.policy.window),
         )
-        name = topic(self.sessions.site, self.sessions.device, "features")
-        offering = self.sessions.transport.publish(name, wire.encode(header))
+        offering = self._publish(wire.encode(header), assured=True)
         announced, sent = await asyncio.gather(offering, self._send(frames), return_exceptions=True)  # in this order
         for error in (announced, sent):
             if isinstance(error, Unreachable):
@@ -160,16 +159,17 @@ class _Session:
 
     async def _send(self, frames: Iterable[bytes]) -> None:
         for frame in frames:
-            await self.sessions.transport.publish(
-                topic(self.sessions.site, self.sessions.device, "features"), frame, assured=False
-            )
+            await self._publish(frame)
             self.features_bytes += len(frame)
+
+    async def _publish(self, data: bytes, *, assured: bool = False) -> None:
+        name = topic(self.sessions.site, self.sessions.device, "features")
+        await self.sessions.transport.publish(name, data, assured=assured)
 
     async def _ask(self, down: Receiver[MemorySink]) -> None:
         if want := down.want():
             try:
-                name = topic(self.sessions.site, self.sessions.device, "features")
-                await self.sessions.transport.publish(name, wire.encode(want), assured=False)
+                await self._publish(wire.encode(want))
             except Unreachable as error:
                 log.debug("request not sent, repeated after the next silence: %s", error)
 
