@@ -10,22 +10,16 @@ from dataclasses import dataclass
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_offers import ReleaseOffers
 from device_agent.inference.candidate import Gates, SwapContext
-from device_agent.inference.messages import Figures
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.served_model import Serving
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
-from shared.errors import ConfigError, CorruptFile, FieldFleetError
+from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import write_manifest
-from shared.runtime import backports
 from shared.runtime.distributions import installed_version
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
-
-METRICS_TIMEOUT_S = 2.0
-"""Time limit of the inference process for its metrics; late ones are reported the next time."""
-HEALTH_METRICS = ("requests", "errors", "non_finite", "p50_s", "p95_s", "p99_s")
 
 
 @dataclass(frozen=True)
@@ -92,20 +86,10 @@ async def run_releases(
         folders: Versions in operator folders, by model name.
     """
 
-    async def read_health(name: str, number: int) -> dict[str, float]:
-        """Return the metrics of a version; empty if the inference process does not answer in time."""
-        figures = Figures(name, number)
-        with suppress(FieldFleetError, TimeoutError):
-            async with backports.timeout(METRICS_TIMEOUT_S):
-                figures = await serving.figures(name, number)
-        return {key: float(getattr(figures, key)) for key in HEALTH_METRICS} if figures.requests else {}
-
     def has_folder(name: str, version: int) -> bool:
         return folders.get(name, version) != version
 
-    offers = ReleaseOffers(
-        download, store, runtime=runtime_version(), instance=instance, health=read_health, folders=folders
-    )
+    offers = ReleaseOffers(download, store, None, runtime_version(), instance, serving, folders)
     offers.swap = swaps = Swaps(SwapContext(store, serving, gates, offers.announce, has_folder=has_folder))
     async with background(swaps.run()):
         await offers.run()

@@ -6,7 +6,7 @@ and reports.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,12 +15,19 @@ import msgspec
 from device_agent.exchange.download import Download
 from device_agent.exchange.offers import OfferLoop
 from device_agent.exchange.release_parts import MissingParts, runtime_refusal
+from device_agent.inference.messages import Figures
+from device_agent.inference.served_model import Serving
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.inference.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
 from shared.protocol.inference.rollout import MOST_MODELS, Ahead, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerms
+from shared.runtime import backports
+
+METRICS_TIMEOUT_S = 2.0
+"""Time limit of the inference process for its metrics; late ones are reported the next time."""
+HEALTH_METRICS = ("requests", "errors", "non_finite", "p50_s", "p95_s", "p99_s")
 
 
 @dataclass
@@ -33,7 +40,7 @@ class ReleaseOffers:
         runtime: Version of ONNX Runtime on this board; empty if unknown.
         instance: Instance of this process's Status.
         folders: Version in the operator's folder by model name: the fallback of a board without another version.
-        health: Reads the serving metrics of a version; None to report none.
+        serving: Inference process whose metrics are reported; None to report none.
     """
 
     download: Download
@@ -41,7 +48,7 @@ class ReleaseOffers:
     swap: Swaps | None = None
     runtime: str = ""
     instance: str = ""
-    health: Callable[[str, int], Awaitable[dict[str, float]]] | None = None
+    serving: Serving | None = None
     folders: Mapping[str, int] = field(default_factory=dict)
     _records: dict[str, UpdateRecord] = field(default_factory=dict)
     _refusals: dict[str, ModelStatus] = field(default_factory=dict)
@@ -169,5 +176,11 @@ class ReleaseOffers:
         )
 
     async def _health(self, record: UpdateRecord) -> dict[str, float]:
-        """Return the metrics of the version that the board serves."""
-        return await self.health(record.name, record.serving) if self.health and record.serving else {}
+        """Return the metrics of the version that the board serves; empty without an answer in time."""
+        if not (self.serving and record.serving):
+            return {}
+        figures = Figures(record.name, record.serving)
+        with suppress(FieldFleetError, TimeoutError):
+            async with backports.timeout(METRICS_TIMEOUT_S):
+                figures = await self.serving.figures(record.name, record.serving)
+        return {key: float(getattr(figures, key)) for key in HEALTH_METRICS} if figures.requests else {}
