@@ -39,7 +39,8 @@ def choose_share(config: TrainerConfig, profile: Profile, present: Collection[in
         serves: True if the board serves models too.
     """
     usual = profile.inference
-    nice, cpus = (usual.trainer_nice, _select_cpus(usual.spared_cpus, present)) if serves else (0, ())
+    unspared = tuple(sorted(present)[usual.spared_cpus :]) if usual.spared_cpus else ()
+    nice, cpus = (usual.trainer_nice, unspared) if serves else (0, ())
     return TrainerShare(
         nice=nice if config.nice is None else config.nice,
         cpus=cpus if config.cpus is None else tuple(sorted(config.cpus)),
@@ -52,11 +53,6 @@ def origin_of(profile: Profile, key: str) -> str:
     """Describe the origin of a value in a profile's `[inference]`."""
     origin = profile.inference.origin.get(key, "")
     return f"{profile.id}: {origin}" if origin else FROM_DEFAULT
-
-
-def _select_cpus(count: int, present: Collection[int]) -> tuple[int, ...]:
-    """Return the CPUs after the first `count`, which are spared; empty (all CPUs) if none would remain."""
-    return tuple(sorted(present)[count:]) if count else ()
 
 
 def format_share(share: TrainerShare) -> str:

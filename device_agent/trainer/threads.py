@@ -65,11 +65,6 @@ def find_fastest(counts: Sequence[int], seconds: Callable[[int], float]) -> tupl
     return next(count for count in seconds_by_count if seconds_by_count[count] <= GAIN * best), seconds_by_count
 
 
-def has_drifted(before: float, now: float) -> bool:
-    """Return true if a step takes more than 1.5 times or less than half of the seconds before."""
-    return abs(now - before) > DRIFT * before
-
-
 @dataclass
 class ThreadTuner:
     """Thread numbers of all networks that this trainer computes.
@@ -125,7 +120,7 @@ class ThreadTuner:
         now = median(steps)
         if choice.step_s is None:
             self._store(ThreadChoice(choice.threads, now))
-        elif has_drifted(choice.step_s, now):
+        elif abs(now - choice.step_s) > DRIFT * choice.step_s:
             self._drifts[self._key] = self._drifts.get(self._key, 0) + 1
         else:
             self._drifts.pop(self._key, None)

@@ -95,7 +95,10 @@ def fedselect(
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: merge, train personal and common weights in turn, grow the choice, send the common weights."""
         chosen = _select_prefix(state, CHOSEN)
-        merged = _merge_choice(chosen, _select_prefix(state, OWN), down)
+        personal = _select_prefix(state, OWN)
+        merged = {
+            key: torch.where(chosen[key], personal[key], leaf) if key in chosen else leaf for key, leaf in down.items()
+        }
         loss = _train(model, merged, chosen, batches, assignment.hyper)
         after = {key: leaf.detach().clone() for key, leaf in model.tree().items()}
         require_finite(after)
@@ -160,10 +163,6 @@ def _is_weight(key: str, leaf: Tensor) -> bool:
 
 def _select_prefix(state: State, prefix: str) -> Tree:
     return {key.removeprefix(prefix): leaf for key, leaf in state.tree.items() if key.startswith(prefix)}
-
-
-def _merge_choice(chosen: Tree, personal: Tree, down: Tree) -> Tree:
-    return {key: torch.where(chosen[key], personal[key], leaf) if key in chosen else leaf for key, leaf in down.items()}
 
 
 def _train(model: Model, merged: Tree, chosen: Tree, batches: Batches, hyper: Hyper) -> float | None:

@@ -10,7 +10,7 @@ devices only, by the process that trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -29,7 +29,7 @@ from shared.algorithms.base import (
 from shared.algorithms.fedavg import absorb, aggregate, mix
 from shared.algorithms.flower_client import PARTITION, PARTITIONS, ROUND, FlowerApp, evaluate_by_app, train_by_app
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Scalar, Value
+from shared.protocol.messages import Assignment, Scalar
 from shared.tensors.tree import State, Tree
 
 MESSAGE_PREFIX = "message."
@@ -72,13 +72,12 @@ def _assign_by_name(names: Sequence[str]) -> Callable[[State, Cohort, Allocation
     def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
         tasks = assign_alike(state, cohort, allocation, number)
         round_ = _round_of_task(number, cohort.rounds)
-        return {device: _add_values(task, {ROUND: round_, **parts.get(device, {})}) for device, task in tasks.items()}
+        return {
+            device: msgspec.structs.replace(task, values={**task.values, ROUND: round_, **parts.get(device, {})})
+            for device, task in tasks.items()
+        }
 
     return assign
-
-
-def _add_values(task: Assignment, values: Mapping[str, Value]) -> Assignment:
-    return msgspec.structs.replace(task, values={**task.values, **values})
 
 
 def _round_of_task(number: int, rounds: int) -> int:

@@ -110,7 +110,8 @@ def _decode(payload: Payload) -> Coded:
         codes = torch.from_numpy(unpack(part.numpy(), count, bits + 1))
         parts = codes.split([outline.count for outline in group.values()])
         for (key, outline), leaf_codes in zip(group.items(), parts, strict=True):
-            filled[key] = outline.filled(_dequantize_values(leaf_codes, bits, low, high, outline.dtype))
+            values = quantizer.dequantize(leaf_codes, bits, low, high)
+            filled[key] = outline.filled(values.to(DTYPES[outline.dtype]))
     return Coded(entries.tree(filled), {})
 
 
@@ -130,7 +131,3 @@ def _check_range(limits: list[float], group: dict[str, Outline]) -> tuple[float,
     if not 0 <= low <= high:
         raise WireError(f"magnitudes of {low} to {high}")
     return low, high
-
-
-def _dequantize_values(codes: Tensor, bits: int, low: float, high: float, dtype: str) -> Tensor:
-    return quantizer.dequantize(codes, bits, low, high).to(DTYPES[dtype])

@@ -57,15 +57,11 @@ def describe_misfit(network: nn.Module, call: Callable[[], object], error: BaseE
     if not entered:
         return problem
     name, layer, inputs = entered[-1]
-    shapes = ", ".join(_describe_input(tensor) for tensor in inputs if isinstance(tensor, Tensor))
+    tensors = [tensor for tensor in inputs if isinstance(tensor, Tensor)]
+    shapes = ", ".join(f"{dtype_name(tensor.dtype)} {_shape('N', *map(str, tensor.shape[1:]))}" for tensor in tensors)
     expected = _describe_expected(layer)
     mismatch = f", and expects {expected}" if expected else f": {problem}"
     return f"layer {name}, {type(layer).__name__}, gets {shapes or 'no tensor'}{mismatch}"
-
-
-def _describe_input(tensor: Tensor) -> str:
-    """Return a tensor's data type and shape, without the number of examples."""
-    return f"{dtype_name(tensor.dtype)} {_shape('N', *map(str, tensor.shape[1:]))}"
 
 
 def _shape(*axes: str) -> str:

@@ -222,7 +222,8 @@ def _build_absorb(base: Algorithm) -> Callable[[Mean, str, Assignment, Result], 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         if must_choose(assignment):
             masks = {key: leaf for key, leaf in result.tree.items() if key.startswith(PREFIX)}
-            choice: dict[str, Scalar] = {MASK + device: _to_hex(masks), KEPT + device: keep_share(assignment)}
+            mask = b"".join(masks[key].numpy().tobytes() for key in sorted(masks)).hex()
+            choice: dict[str, Scalar] = {MASK + device: mask, KEPT + device: keep_share(assignment)}
             values = {key: leaf for key, leaf in result.tree.items() if key not in masks}
             mean, result = replace(mean, facts=mean.facts | choice), replace(result, tree=values)
         return base.absorb(mean, device, assignment, result)
@@ -238,10 +239,6 @@ def _build_aggregate(base: Algorithm) -> Callable[[State, Mean], State]:
         return State(after.tree, after.facts | masks)
 
     return aggregate
-
-
-def _to_hex(masks: Tree) -> str:
-    return b"".join(masks[key].numpy().tobytes() for key in sorted(masks)).hex()
 
 
 def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:

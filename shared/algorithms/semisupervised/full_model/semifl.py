@@ -129,11 +129,6 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
     return State(after, {**state.facts, **extract_terms(mean)})
 
 
-def tested_parameters(state: State) -> Tree:
-    """Return the model after the server's epochs, which is evaluated, exported and served."""
-    return take_prefix(state.tree, TESTED)
-
-
 @takes_options(SemiflSettings)
 def semifl(settings: SemiflSettings) -> Algorithm:
     """Build the algorithm; options as in `SemiflSettings`.
@@ -150,7 +145,7 @@ def semifl(settings: SemiflSettings) -> Algorithm:
         local=partial(local, settings),
         absorb=absorb,
         aggregate=partial(aggregate, settings),
-        evaluated=tested_parameters,
+        evaluated=lambda state: take_prefix(state.tree, TESTED),  # evaluated, exported and served
         server=ServerTraining(partial(train, settings), require_classes, average_terms),
         resources=Resources(step_share=lambda _model, _assignment: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
