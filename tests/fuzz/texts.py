@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from device_agent.hardware import firmware
+from device_agent.measurement.cpu_cycles import mean_hertz
 from device_agent.probes import cpufreq, cputime, memory, network, power_mode, runtime
 from device_agent.probes.clocks import parse_cpu_list
 from device_agent.probes.power import http_meter, pmic, tegrastats
@@ -71,9 +72,7 @@ TEXTS = {
     "meminfo": Text(memory.parse_meminfo, "MemTotal: 1000 kB\nMemAvailable: 500 kB\n"),
     "pressure": Text(memory.parse_pressure, "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\n"),
     "cgroups": Text(lambda said: [str(one[0]) for one in memory.parse_cgroups(said)], "0::/user.slice\n"),
-    "states": Text(
-        lambda said: cpufreq.mean_hertz(cpufreq.parse_time_in_state(said) | {1e9: 1.0}), "600000 10\n900000 20\n"
-    ),
+    "states": Text(lambda said: mean_hertz(cpufreq.parse_time_in_state(said) | {1e9: 1.0}), "600000 10\n900000 20\n"),
     "cpus": Text(parse_cpu_list, "0-3,5\n"),
     "clock": Text(firmware.parse_clock_hertz, "frequency(48)=700154304"),
     "bits": Text(firmware.parse_throttled_bits, "throttled=0x50005"),
