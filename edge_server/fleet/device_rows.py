@@ -57,15 +57,11 @@ def device_rows(
     for name in sorted(statuses.keys() | reports.keys() | stored.keys()):
         last, live = stored.get(name), reports.get(name)
         heard_utc_s = heard_now.get(name)
-        if last and (live is None or _is_same(live, last.report)):
+        if last and (live is None or (live.instance, live.at) == (last.report.instance, last.report.at)):
             heard_utc_s = last.heard_utc_s
         report = live or (last.report if last else None)
         devices.append(_build_device(name, statuses.get(name), report, heard_utc_s, now_utc_s))
     return devices
-
-
-def _is_same(live: Report, stored: Report) -> bool:
-    return (live.instance, live.at) == (stored.instance, stored.at)
 
 
 def _build_device(

@@ -87,12 +87,11 @@ def _is_news(before: ObservedDevice, now: ObservedDevice) -> bool:
         now.spent,
     ):
         return True
-    changed = {name for name, value in now.readings.items() if _has_moved(name, before.readings[name], value)}
+    old = before.readings
+    changed = {
+        name for name, value in now.readings.items() if abs(value - old[name]) > TOLERANCE[name] * abs(old[name])
+    }
     return any(not TOLERANCE[name] for name in changed) or (bool(changed) and now.at - before.at >= PAUSE_S)
-
-
-def _has_moved(name: str, before: float, value: float) -> bool:
-    return abs(value - before) > TOLERANCE[name] * abs(before)
 
 
 def _build_record(device: str, before: ObservedDevice | None, now: ObservedDevice, ages: Mapping[str, float]) -> Sensed:

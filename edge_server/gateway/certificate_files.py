@@ -84,7 +84,8 @@ def split_certificates(pem: bytes) -> list[bytes]:
 
 def read_roots(ca: Path) -> bytes:
     """Return the root certificates in force, PEM: the present one, then the next while the root is replaced."""
-    roots, next_root = split_certificates((ca / ROOT).read_bytes()), _next_root(ca)
+    roots = split_certificates((ca / ROOT).read_bytes())
+    next_root = _read(ca / NEXT_ROOT) if is_replacing_root(ca) else b""
     if not roots:
         raise ValueError(f"{ca / ROOT} holds no certificate: restore it from a backup, every board verifies against it")
     return roots[0] + (next_root if next_root != roots[0] else b"")
@@ -126,10 +127,6 @@ def signer_chain(ca: Path) -> bytes:
     """
     certificates = (ca / CA).read_bytes() + _read(ca / NEXT_CA) + _read(ca / FORMER_CA)
     return b"".join(dict.fromkeys(split_certificates(certificates)))
-
-
-def _next_root(ca: Path) -> bytes:
-    return _read(ca / NEXT_ROOT) if is_replacing_root(ca) else b""
 
 
 def _read(path: Path) -> bytes:

@@ -116,7 +116,8 @@ class PlanQueue:
 
     def begin(self, number: int, run: str) -> QueuedJob | None:
         """Mark a job as running; return None if it was removed or has ended meanwhile."""
-        begun = self._change(number, lambda job: job if job.state == "ended" else _begin_job(job, run))
+        changes = {"state": "running", "run": run, "cause": ""}
+        begun = self._change(number, lambda job: job if job.state == "ended" else replace(job, **changes))
         return begun if begun and begun.state == "running" else None
 
     def note_cause(self, number: int, cause: str) -> None:
@@ -242,10 +243,6 @@ def _describe_server(data_dir: Path, site: str) -> str:
 def _no_such_job(site: str, number: int, jobs: Sequence[QueuedJob]) -> ConfigError:
     numbers = ", ".join(str(job.number) for job in jobs) or "none"
     return ConfigError(f"the queue of site {site!r} has no job {number}; its jobs: {numbers}")
-
-
-def _begin_job(job: QueuedJob, run: str) -> QueuedJob:
-    return replace(job, state="running", run=run, cause="")
 
 
 def require_priority(priority: int) -> None:

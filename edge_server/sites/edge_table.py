@@ -96,7 +96,8 @@ class EdgeTable:
         """Settle every edge, by each end's deadline after the beginning."""
         while open_ones := [peer for peer, edge in self.states.items() if edge.on is None]:
             self.changed.clear()
-            waits_s = {peer: remaining_s(started + self._patience_s(peer), self.services.clock()) for peer in open_ones}
+            patience_s = {peer: self.identity.deadline_s * (1 if self.identity.owns(peer) else 2) for peer in open_ones}
+            waits_s = {peer: remaining_s(started + patience_s[peer], self.services.clock()) for peer in open_ones}
             for peer, seconds in waits_s.items():
                 if why := self.links.objection(peer):
                     self.states[peer] = verdicts.refuse(self.states[peer], why)
@@ -107,9 +108,6 @@ class EdgeTable:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(waits_s.values())):
                     await self.changed.wait()
-
-    def _patience_s(self, peer: str) -> float:
-        return self.identity.deadline_s * (1 if self.identity.owns(peer) else 2)
 
     async def _settle(self, peer: str, judged: EdgeState) -> None:
         """Journal and announce how an edge is settled."""

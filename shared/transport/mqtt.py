@@ -236,7 +236,7 @@ class MqttTransport:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
                     since, is_reported = loop.time(), False
                     reason = await connection.lost
-                    self._discards_session |= connection.is_unreadable
+                    self._discards_session |= connection.client.is_unreadable
                     is_mended = self.reduce_payload_limit(connection, reason) or reason == STUCK
                     anew = is_mended or loop.time() - since >= self.steady_s
                 lasted_s, is_reported = loop.time() - since, True

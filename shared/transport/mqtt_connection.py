@@ -215,11 +215,6 @@ class Connection:
         """True if a packet has arrived in part."""
         return self.client.is_within
 
-    @property
-    def is_unreadable(self) -> bool:
-        """True if the broker delivered a malformed message; it would repeat it in the same session."""
-        return self.client.is_unreadable
-
     def break_off(self) -> None:
         """Drop the connection without DISCONNECT, as a killed process does: the broker publishes the will."""
         if sock := self.client.socket():
