@@ -17,6 +17,9 @@ from shared.models.base import Model
 from shared.tensors.placement import Device
 from shared.tensors.tree import CPU
 
+SMALL_BYTES = 1 << 18
+"""Size of the tensors of a calculation up to which handing it to a thread would take longer than the calculation."""
+
 
 @dataclass(frozen=True)
 class ActiveRun:
@@ -37,6 +40,12 @@ class ActiveRun:
     model: Model
     membership: Membership = field(default_factory=Membership)
     device: Device = CPU
+
+    async def compute(self, size: int, calculate: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a calculation on `size` bytes of tensors, in a thread unless it is small."""
+        if size <= SMALL_BYTES:
+            return calculate(*args, **kwargs)
+        return await self.server.worker(calculate, *args, **kwargs)
 
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Write to the run's store; wait while the disk is full."""

@@ -272,7 +272,7 @@ class Gather:
         senders = sum(not other.is_offline for other in self._arrivals.values())
         if want := arrival.payload.want(self.link.policy(self.limit).share(senders)):
             self._expect(arrival.update.device).ask(*want.ranges)
-            await self._tell(arrival.update.device, want, assured=False)
+            await self._tell(arrival.update.device, want)
 
     async def watch(self) -> None:
         """Repeat requests for missing frames until cancelled; sleep while nothing is in flight."""
@@ -407,9 +407,10 @@ class Gather:
         log_phase(log, verdict, run=self.run, round=self.number, device=update.device)
         self.changed.set()
 
-    async def _tell(self, device: str, message: Message, *, assured: bool = True) -> None:
+    async def _tell(self, device: str, message: Message) -> None:
+        """Send a message without waiting for the broker: a device that misses it offers again."""
         try:
-            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message), assured=assured)
+            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message), assured=False)
         except Unreachable as error:
             log.debug("not sent, the device offers again: %s", error)
 

@@ -99,7 +99,9 @@ class TaskExchange:
         run, server = self.run, self.run.server
         broadcast = choose_broadcast(run.algorithm, purpose, run.model, adapted=self._is_adapted(purpose))
         trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
-        outgoing = await server.worker(self._pack_broadcasts, trees)
+        audiences = group_audiences(trees)
+        size = sum(leaf.nbytes for tree, _ in audiences for leaf in tree.values())
+        outgoing = await run.compute(size, self._pack_broadcasts, audiences, purpose)
         payloads = [(device, payload) for payload in outgoing for device in payload.devices]
         codec = build(CODECS, run.plan.codec, "codec")
 
@@ -151,11 +153,14 @@ class TaskExchange:
         await gather.close()
         self._based.update(gather.accepted if self._is_adapted(purpose) else ())
 
-    def _pack_broadcasts(self, trees: dict[str, Tree]) -> list[Outgoing]:
-        """Pack the payloads of a round and prune updates of other devices."""
-        outgoing = [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in group_audiences(trees)]
-        prune_updates(self.run.store.updates, trees)
-        return outgoing
+    def _pack_broadcasts(self, audiences: list[tuple[Tree, list[str]]], purpose: Purpose) -> list[Outgoing]:
+        """Pack the payloads of a round; prune updates of devices without a task in it.
+
+        Only when a training round has been opened is the end of the last one on the disk, and its updates unnecessary.
+        """
+        if purpose == "train":
+            prune_updates(self.run.store.updates, {device for _, devices in audiences for device in devices})
+        return [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in audiences]
 
     async def _attach_base(
         self, state: State, tasks: dict[str, Task], outgoing: list[Outgoing], purpose: Purpose

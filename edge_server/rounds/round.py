@@ -122,12 +122,16 @@ class Rounds:
 
         After a crash such a round is closed again from its stored updates, with the same bits.
         """
-        may_wait = may_wait and self.neighbours is None
-        await self.run.persist(self.run.store.extend, [closed], may_wait=may_wait)
+        if may_wait and self.neighbours is None:
+            self.run.store.extend([closed], may_wait=True)  # waits for no disk, so it needs no thread
+        else:
+            await self.run.record(closed)
 
     async def _open_split(
         self, run: ActiveRun, number: int, state: State, assignments: Mapping[str, Assignment]
     ) -> SplitRound | None:
+        if run.algorithm.split is None:
+            return None
         return await run.server.worker(open_split_round, run, self.test, number, state, assignments)
 
     async def _record_opening(self, number: int, state: State) -> RoundOpened:
@@ -181,8 +185,9 @@ class Rounds:
             return None
         log_phase(log, "aggregating", run=self.run.name, round=gather.number)
         try:
-            rule = self.run.plan.round
-            return await self.run.server.worker(aggregate_updates, self.run.algorithm, state, assignments, gather, rule)
+            size = sum(record.update.params.size for record in gather.accepted.values() if record.update.params)
+            what = self.run.algorithm, state, assignments, gather, self.run.plan.round
+            return await self.run.compute(size, aggregate_updates, *what)
         except WireError as error:
             log.warning("round %d: model unchanged, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
