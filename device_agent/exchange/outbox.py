@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -82,6 +83,7 @@ class Outbox:
         with suppress(OSError):
             (folder / OLD_SPARE).unlink(missing_ok=True)
         try:
+            self._restore_names()
             self._promote(*self._entry_folders())
         except OSError as error:
             log.warning("state of the last task not promoted, retried with the next task: %s", error)
@@ -118,8 +120,9 @@ class Outbox:
             Unwritable: The disk is full or read-only.
         """
         self._make_folders()
-        for partial in self._folder.glob(".*@*[0-9]"):
-            shutil.rmtree(partial, ignore_errors=True)
+        for name in _list_names(self._folder):
+            if fnmatchcase(name, ".*@*[0-9]"):
+                shutil.rmtree(self._folder / name, ignore_errors=True)
         self._promote(*self._entry_folders())
         path = self._folder / f".{_name(run, number)}"
         with explain_disk_errors(path):
@@ -180,18 +183,19 @@ class Outbox:
 
     def remove(self, entry: Entry) -> None:
         """Remove an acknowledged entry; one that cannot be removed is offered and acknowledged again."""
-        removed = entry.path.with_name(f".{entry.path.name}")
+        removed, spare = entry.path.with_name(f".{entry.path.name}"), self._folder / SPARE
         shutil.rmtree(removed, ignore_errors=True)
         try:
-            if not entry.path.exists() or read(entry.path) != entry.update:
-                return  # already removed, or replaced by a newer update of the same round
+            if read(entry.path) != entry.update:
+                return  # replaced by a newer update of the same round
             self._promote(entry.path)
             with explain_disk_errors(entry.path):
                 entry.path.rename(removed)
-                spare = self._folder / SPARE
-                if (removed / PAYLOAD).exists() and not spare.exists():
+                if not spare.exists() and (removed / PAYLOAD).exists():
                     removed.rename(spare)
                     return
+        except FileNotFoundError:
+            return  # already removed
         except (OSError, WireError) as error:
             log.warning("update %s is settled but cannot be removed: %s", entry.path.name, error)
         shutil.rmtree(removed, ignore_errors=True)
@@ -199,8 +203,7 @@ class Outbox:
     def _entry_folders(self) -> list[Path]:
         """Return the folders of entries, oldest round first; names with a leading dot are not entries."""
         try:
-            with os.scandir(self._folder) as entries:  # faster than `iterdir` for an empty folder, the usual case
-                return [self._folder / name for name in sorted(entry.name for entry in entries) if name[0] != "."]
+            return [self._folder / name for name in sorted(_list_names(self._folder)) if name[0] != "."]
         except FileNotFoundError:
             log.warning("%s was deleted, and pending updates with it; creating it again", self._folder)
             self._make_folders()
@@ -239,14 +242,27 @@ class Outbox:
         except OSError as error:
             log.warning("update %s is corrupt (%s) and cannot be set aside: %s", path.name, cause, error)
 
+    def _restore_names(self) -> None:
+        """Rename entries by their content: a power cut can undo the renames of a reused one, but not its content."""
+        for entry in self.entries():
+            path = self._folder / _name(entry.update.run, entry.update.round)
+            if not path.exists():
+                entry.path.rename(path)
+
     def _promote(self, *entries: Path) -> None:
         """Move the states and personal models of entries to the device's states."""
         for entry in entries:
-            if (entry / STATE).exists():
+            names = _list_names(entry) if entry.is_dir() else set()
+            if STATE in names:
                 states.promote(entry / STATE, self.states)
-            if (entry / OWN).exists():
+            if OWN in names:
                 states.promote_own_model(entry / OWN, self.states)
                 self.own_changed()
+
+
+def _list_names(folder: Path) -> set[str]:
+    with os.scandir(folder) as entries:  # faster than `iterdir`, which makes a path of each
+        return {entry.name for entry in entries}
 
 
 def _name(run: str, number: int) -> str:
@@ -292,7 +308,7 @@ def write(draft: Path, update: Update) -> None:
     with _overwrite(draft / UPDATE) as file:
         file.write(message + payload.digest([memoryview(message)]))
     with explain_disk_errors(draft):
-        names = {path.name for path in draft.iterdir()}
+        names = _list_names(draft)
         for name in names:
             sync(draft / name)
         if names != {UPDATE, PAYLOAD}:  # the names of an acknowledged entry are on the disk already

@@ -90,7 +90,8 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
         NoData: The folder exists but may not be listed.
     """
     try:
-        names = [entry.name for entry in folder.iterdir()]
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
     except OSError as error:
         refusal = _explain(error, folder)
         if refusal.lack == "not_present":

@@ -12,7 +12,7 @@ import msgspec
 
 from device_agent.config import BoardConfig, TargetConfig
 from device_agent.measurement.calibration_file import MeasurementSettings, apply_calibration, load_calibration
-from device_agent.measurement.cpu_cycles import CycleCounter
+from device_agent.measurement.cpu_cycles import CycleCounter, Ticker
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
 from device_agent.measurement.task_meter import ProcessMeter
@@ -65,6 +65,7 @@ class Board:
     profile: Profile
     power: PowerLog | None
     clock: Clock
+    ticker: Ticker = field(default_factory=Ticker)
 
     def report(self, device: str, link: LinkMeter, state_dir: Path) -> Report:
         """Run all probes (blocking) and return their report.
@@ -108,6 +109,7 @@ class Board:
             power=self.power,
             idle_w=idle_w,
             emulated=self.measuring.board.emulated,
+            ticker=self.ticker,
         )
 
 

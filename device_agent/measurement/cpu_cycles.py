@@ -28,6 +28,7 @@ MAX_TIME_SHARE = 0.01
 """Fraction of the time that reading clocks may take; slower reads are made less often."""
 
 MAX_PAUSE_S = 2.0
+TICK_S = 0.2
 
 
 class Cycles(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,22 +149,6 @@ class CycleCounter:
             self._started = self._counted = self._cpu_seconds()
         self.tick()
 
-    @contextmanager
-    def ticking(self, period_s: float) -> Iterator[None]:
-        """Start a block, and read the clocks periodically in a thread until its end."""
-        ended = threading.Event()
-
-        def tick_until_end() -> None:
-            while not ended.wait(period_s):
-                self.tick()
-
-        self.start()
-        threading.Thread(target=tick_until_end, name="cycles", daemon=True).start()
-        try:
-            yield
-        finally:
-            ended.set()
-
     def tick(self) -> None:
         """Read the clocks if the last reading is old enough."""
         with self._lock:
@@ -197,6 +182,44 @@ class CycleCounter:
         self._cycles += (busy_s - self._counted) * compute_mean_hertz(self._last or now, now, self._cpu)
         self._counted, self._last = busy_s, now
         self._provenance = choose_worse(self._provenance, describe_clocks(now))
+
+
+class Ticker:
+    """Lets the counter of the current block read the clocks periodically.
+
+    In one thread for all blocks, which sleeps without wake-ups after a pause: starting one takes longer than a short
+    block.
+    """
+
+    def __init__(self) -> None:
+        self._counter: CycleCounter | None = None
+        self._is_needed, self._end = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def tick(self, cycles: CycleCounter) -> Iterator[None]:
+        """Start a counter, and let it read the clocks during the block."""
+        cycles.start()
+        self._counter = cycles
+        if not self._thread:
+            self._thread = threading.Thread(target=self._run, name="cycles", daemon=True)
+            self._thread.start()
+        if not self._is_needed.is_set():
+            self._is_needed.set()
+        try:
+            yield
+        finally:
+            self._counter = None
+
+    def _run(self) -> None:
+        while self._is_needed.wait():  # as long as the process lives
+            self._end.wait(TICK_S)
+            if counter := self._counter:
+                counter.tick()
+            else:
+                self._is_needed.clear()
+                if self._counter:  # a block has begun meanwhile
+                    self._is_needed.set()
 
 
 def describe_clocks(now: ClockSnapshot) -> Provenance:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from device_agent.config import EmulatedPower
-from device_agent.measurement.cpu_cycles import CycleCounter, read_cpu_seconds
+from device_agent.measurement.cpu_cycles import CycleCounter, Ticker, read_cpu_seconds
 from device_agent.measurement.power_log import PowerLog, describe_energy
 from shared.protocol.measurements import Cost, Provenance
 from shared.runtime.clock import Clock, monotonic
 
 WALL_CLOCK = Provenance(source="monotonic clock", quality="measured")
 CPU_CLOCK = Provenance(source="getrusage", quality="measured")
-TICK_S = 0.2
 MIN_RESOLVED_PERIODS = 2.0
 """Shorter waits, in sample periods, get the same watts as the computation around them, whatever each really took."""
 
@@ -95,6 +94,7 @@ class ProcessMeter:
         power: The board's power log.
         idle_w: Watts of the idle board.
         emulated: Power of an emulated board, used instead of sensors.
+        ticker: Shared by the meters of a process.
     """
 
     clock: Clock = monotonic
@@ -103,12 +103,13 @@ class ProcessMeter:
     power: PowerLog | None = None
     idle_w: float | None = None
     emulated: EmulatedPower | None = None
+    ticker: Ticker = field(default_factory=Ticker)
 
     @contextmanager
     def task(self) -> Iterator[BlockCost]:
         """Measure the block."""
         cost = _MeasuredBlock(idle_w=self.idle_w, clock=self.clock)
-        ticking = self.cycles.ticking(TICK_S) if self.cycles else nullcontext()
+        ticking = self.ticker.tick(self.cycles) if self.cycles else nullcontext()
         with self.power.busy() if self.power else nullcontext(), ticking:
             if self.power:
                 self.power.mark()

@@ -120,6 +120,17 @@ def test_what_is_committed_is_there_after_a_restart(reopen: Callable[[], Outbox]
     assert [entry.update.round for entry in reopen().entries()] == [4]
 
 
+def test_an_entry_whose_rename_a_power_cut_has_undone_is_still_that_of_its_round(
+    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
+) -> None:
+    """A reused entry has its new content on the disk before its new name: else its task is trained once more."""
+    reopen().commit(fill(reopen().draft("trial", 2), 2, state=b"momentum"))
+    (tmp_path / "outbox" / "trial@000002").rename(tmp_path / "outbox" / "trial@000001")
+    box = reopen()
+    assert box.has("trial", 2, b"")
+    assert [entry.path.name for entry in box.entries()] == ["trial@000002"]
+
+
 def test_leftovers_of_a_killed_process_are_dropped_before_the_next_draft(
     reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
 ) -> None:
