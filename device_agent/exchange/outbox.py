@@ -183,22 +183,23 @@ class Outbox:
 
     def remove(self, entry: Entry) -> None:
         """Remove an acknowledged entry; one that cannot be removed is offered and acknowledged again."""
-        removed, spare = entry.path.with_name(f".{entry.path.name}"), self._folder / SPARE
-        shutil.rmtree(removed, ignore_errors=True)
+        target = self._folder / SPARE
         try:
             if read(entry.path) != entry.update:
                 return  # replaced by a newer update of the same round
             self._promote(entry.path)
+            is_reusable = PAYLOAD in _list_names(entry.path) and not target.exists()
+            if not is_reusable:
+                target = entry.path.with_name(f".{entry.path.name}")
+                shutil.rmtree(target, ignore_errors=True)
             with explain_disk_errors(entry.path):
-                entry.path.rename(removed)
-                if not spare.exists() and (removed / PAYLOAD).exists():
-                    removed.rename(spare)
-                    return
+                entry.path.rename(target)
+            if not is_reusable:
+                shutil.rmtree(target, ignore_errors=True)
         except FileNotFoundError:
             return  # already removed
         except (OSError, WireError) as error:
             log.warning("update %s is settled but cannot be removed: %s", entry.path.name, error)
-        shutil.rmtree(removed, ignore_errors=True)
 
     def _entry_folders(self) -> list[Path]:
         """Return the folders of entries, oldest round first; names with a leading dot are not entries."""

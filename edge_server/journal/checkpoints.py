@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -65,18 +67,25 @@ def save(
         path = checkpoint_path(folder, number)
         metadata = {name: value for name, value in origin._asdict().items() if value != ""} if origin else None
         file.save(path, state, spare=folder / SPARE, durable=durable, about=metadata)
-        paths = sorted(folder.glob(CHECKPOINTS))
-        until = paths.index(path) + 1
-        for void in paths[until:]:
-            void.replace(folder / SPARE)
-        for old in paths[: max(0, until - KEEP)]:
-            is_best = old == checkpoint_path(folder, best)
-            target = best_path(folder, best) if is_best else folder / GOOD
-            if target.exists():
-                target.replace(folder / SPARE)
-            old.replace(target)
-        for other in set(folder.glob(BEST)) - {best_path(folder, best)}:
-            other.replace(folder / SPARE)
+        _retain(folder, path, best_path(folder, best))
+
+
+def _retain(folder: Path, newest: Path, best: Path) -> None:
+    """Remove states of void rounds and old ones, except the last good one and the best."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries)
+    paths = [folder / name for name in names if fnmatchcase(name, CHECKPOINTS)]
+    until = paths.index(newest) + 1
+    for void in paths[until:]:
+        void.replace(folder / SPARE)
+    for old in paths[: max(0, until - KEEP)]:
+        target = best if old.name.removeprefix("round") == best.name.removeprefix("best") else folder / GOOD
+        if target.exists():
+            target.replace(folder / SPARE)
+        old.replace(target)
+    for name in names:
+        if fnmatchcase(name, BEST) and name != best.name:
+            (folder / name).replace(folder / SPARE)
 
 
 def load(folder: Path, number: int) -> State:

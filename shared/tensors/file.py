@@ -56,9 +56,10 @@ def save(
     partial = path.with_name(path.name + ".part")
     with explain_disk_errors(partial):
         try:
-            if spare and spare.exists():
-                spare.replace(partial)
-            with partial.open("r+b" if partial.exists() else "wb") as file:
+            if spare:
+                with suppress(FileNotFoundError):
+                    spare.replace(partial)
+            with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
                 for part in _parts(state, about):
                     file.write(part)
                 file.truncate()
