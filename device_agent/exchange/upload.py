@@ -115,7 +115,9 @@ class Delivery:
             update = msgspec.structs.replace(update, params=params, payload=self._inline_payload(entry, params))
         started = self.uploads.begin() if update.payload else 0.0
         try:
-            await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
+            # The next offer has no payload, and is assured: one with its payload need not be.
+            name, is_assured = topic(self.site, self.device, "update"), not update.payload
+            await self.transport.publish(name, wire.encode(update), assured=is_assured)
         except Unreachable as error:
             log.debug("offer waits: %s", error)
             return
