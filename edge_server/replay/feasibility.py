@@ -21,6 +21,7 @@ from edge_server.replay.devices.flow import Flow
 from edge_server.replay.workload import Workload
 from edge_server.rounds import assign
 from edge_server.rounds.neighbours import plan_of_site
+from edge_server.rounds.quorum import updates_needed
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, Infeasible
 from shared.models.leaves import read_leaves
@@ -71,7 +72,7 @@ def bound_round(plan: Plan, tasks: Iterable[LowerBound]) -> LowerBound:
     selected = len(
         assign.select_cohort([str(k) for k in range(len(bounds))], size=size, seed=0, number=0, over_selection=over)
     )
-    needed = assign.updates_needed(selected, size=size, quorum=plan.round.quorum)
+    needed = updates_needed(selected, size=size, quorum=plan.round.quorum)
     seconds = sorted(task.seconds for task in bounds)[:needed]
     joules = sorted(task.joules or 0.0 for task in bounds if task.seconds <= plan.round.deadline_s)[:needed]
     is_known = any(task.joules is not None for task in bounds)

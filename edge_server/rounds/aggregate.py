@@ -31,11 +31,13 @@ class UpdateFold(NamedTuple):
     Attributes:
         norms: Euclidean norm of each update's floating-point values, by device; infinite beyond float32.
         leaves: Names of the leaves that occur in any update.
+        deleted: Devices whose stored update no longer exists.
     """
 
     mean: Mean
     norms: dict[str, float]
     leaves: set[str]
+    deleted: set[str]
 
 
 def aggregate_updates(
@@ -50,13 +52,13 @@ def aggregate_updates(
     Raises:
         WireError: The aggregate is not finite.
     """
-    beyond = _find_excess_examples(gather, rule.most_examples) | _find_deleted(gather)
+    beyond = _find_excess_examples(gather, rule.most_examples)
     folded = _fold(algorithm, state, assignments, gather, beyond)
     if large := _find_excess_norms(folded, state, rule.most_norm):
         beyond |= large
         del folded
         folded = _fold(algorithm, state, assignments, gather, beyond)
-    _leave_out(gather, beyond)
+    _leave_out(gather, beyond | dict.fromkeys(folded.deleted, "its stored update was deleted"))
     if len(folded.norms) < rule.min_updates:
         return None
     norms = folded.norms
@@ -106,20 +108,20 @@ def _fold(
     left_out: Collection[str],
 ) -> UpdateFold:
     """Fold the stored updates in order of device name, so that the sum does not depend on arrival order."""
-    folded = UpdateFold(algorithm.empty(state), {}, set())
+    folded = UpdateFold(algorithm.empty(state), {}, set(), set())
     for device in sorted(gather.accepted.keys() - set(left_out)):
-        update = read_update(gather.content(device), gather.accepted[device].update, gather.codec)
+        try:
+            content = gather.content(device)
+        except FileNotFoundError:
+            folded.deleted.add(device)
+            continue
+        update = read_update(content, gather.accepted[device].update, gather.codec)
         norm = gather.norms.get(device)
         folded.norms[device] = tree_norm(update.tree) if norm is None else norm
         folded.leaves.update(update.tree)
         folded = folded._replace(mean=algorithm.absorb(folded.mean, device, assignments[device], update))
-        del update  # unmap the file before the next one
+        del update, content  # unmap the file before the next one
     return folded
-
-
-def _find_deleted(gather: Gather) -> dict[str, str]:
-    """Return the devices whose stored update no longer exists."""
-    return {device: "its stored update was deleted" for device in gather.accepted if not gather.is_stored(device)}
 
 
 def _find_excess_examples(gather: Gather, most: float) -> dict[str, str]:

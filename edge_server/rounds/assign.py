@@ -61,17 +61,6 @@ def select_cohort(
     return tuple(sorted(Random(f"{seed}/{number}").sample(devices, count)))  # noqa: S311 - a draw, not a secret
 
 
-def updates_needed(tasks: int, *, size: int, quorum: float) -> int:
-    """Return the number of updates that ends a round at once.
-
-    Args:
-        tasks: Number of devices with a task.
-        size: Cohort size without over-selection; 0 for all devices.
-        quorum: Required share of the cohort.
-    """
-    return ceil_share(quorum, min(size, tasks) if size else tasks)
-
-
 def evaluates_all_devices(plan: Plan, algorithm: Algorithm) -> bool:
     """Return true if every online device evaluates, not only a cohort."""
     return bool(plan.evaluation.devices_every or algorithm.personal)

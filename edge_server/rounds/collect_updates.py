@@ -139,14 +139,6 @@ class Gather:
             raise FileNotFoundError(f"the update of {device} has no parameters")
         return self.store.read_payload(self._name(device), params)
 
-    def is_stored(self, device: str) -> bool:
-        """Return true if the parameters of an accepted update still exist."""
-        try:
-            self.content(device)
-        except FileNotFoundError:
-            return False
-        return True
-
     async def offer(self, device: str, update: Update) -> None:
         """Answer an offer: request its frames, or settle it at once.
 

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 
 from edge_server.journal.records import LeftOut, Noted
 from edge_server.rounds.active_run import ActiveRun
-from edge_server.rounds.assign import updates_needed
 from edge_server.rounds.collect_updates import Gather
+from shared.tensors.counts import ceil_share
 
 log = logging.getLogger(__name__)
+
+
+def updates_needed(tasks: int, *, size: int, quorum: float) -> int:
+    """Return the number of updates that ends a round at once.
+
+    Args:
+        tasks: Number of devices with a task.
+        size: Cohort size without over-selection; 0 for all devices.
+        quorum: Required share of the cohort.
+    """
+    return ceil_share(quorum, min(size, tasks) if size else tasks)
 
 
 @dataclass

@@ -20,8 +20,7 @@ from edge_server.rounds.assign import TaskAssigner
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.exchange import TaskExchange
 from edge_server.rounds.neighbours import Neighbours
-from edge_server.rounds.precision import note_full_precision
-from edge_server.rounds.round_figures import build_round_record
+from edge_server.rounds.round_figures import build_round_record, note_full_precision
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms.base import Cohort, join_network
 from shared.data.examples import Examples
@@ -92,8 +91,6 @@ class Rounds:
         begun = await self._train_on_server(number, state, assignments)
         split = await self._open_split(self.run, number, begun, assignments)
         gather = await self.exchange.perform(number, begun, assignments, accepted=accepted, split=split)
-        for note in note_full_precision(self.run.plan, gather, self.run.membership.full_precision):
-            await self.run.record(note)
         trained, scored, batches = split.top.result if split else begun, None, None
         after = await self._aggregate(trained, assignments, gather)
         if after is not None:
@@ -105,6 +102,8 @@ class Rounds:
                 self.run.persist(Effect(ROUND_END, self.run.store.save), number, state),
                 self._score(state, number),
             )
+        for note in note_full_precision(self.run.plan, gather, self.run.membership.full_precision):
+            await self.run.record(note)
         closed = build_round_record(
             *(gather, self.run.server.flood.take_refused(), scored, self.run.model.objective),
             enough=after is not None,

@@ -1,7 +1,8 @@
-"""Figures of a closed round: loss, metrics and traffic of its counted updates."""
+"""Figures of a closed round: loss, metrics, traffic and precision of its counted updates."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ import msgspec
 
 from edge_server.journal.compared import DEVICE_PREFIX
 from edge_server.journal.compared_metric import ComparedMetric
-from edge_server.journal.records import RoundClosed
+from edge_server.journal.records import AnyRecord, Noted, RoundClosed, select
+from edge_server.plan.plan import Plan
 from edge_server.rounds.collect_updates import Gather
 from shared.models.evaluate import Score
 from shared.objectives.base import Objective
@@ -18,6 +20,12 @@ from shared.objectives.metric_sums import merge_sums
 from shared.protocol.messages import Update
 from shared.protocol.objective import CLASSIFICATION_SPEC, LOSS
 from shared.protocol.plausible import finite_or_none
+from shared.tensors.mixed_precision import PRECISION_BITS
+
+log = logging.getLogger(__name__)
+
+PRECISION_REASON = "precision"
+FULL_BITS = 32
 
 
 def build_round_record(
@@ -102,3 +110,24 @@ def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Return the weighted mean; None if all weights are zero."""
     weight = sum(w for _, w in pairs)
     return sum(value * w for value, w in pairs) / weight if weight else None
+
+
+def noted_devices(records: Sequence[AnyRecord]) -> set[str]:
+    """Return the devices of which a note says that they train in 32 bits although the plan asks for 16."""
+    return {record.device for record in select(records, Noted) if record.reason == PRECISION_REASON}
+
+
+def note_full_precision(plan: Plan, gather: Gather, noted: set[str]) -> list[Noted]:
+    """Return and log a note for each device whose update was trained in 32 bits; none where the plan asks for these.
+
+    Args:
+        noted: Devices that have a note; those of this round are added.
+    """
+    precision, notes = plan.hyper.step.precision, []
+    for device, record in sorted(gather.accepted.items()):
+        if record.update.metrics.get(PRECISION_BITS) == FULL_BITS and device not in noted:
+            noted.add(device)
+            what = f"{device} ({record.update.trained_on}) does not compute in {precision} and trains in float32"
+            log.warning("%s", what)
+            notes.append(Noted(what=what, reason=PRECISION_REASON, device=device))
+    return notes

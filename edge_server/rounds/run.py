@@ -54,12 +54,11 @@ from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.input_statistics import add_moments, find_measured, fold_sums, is_federated, request_sums
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
-from edge_server.rounds.precision import noted_devices
 from edge_server.rounds.pretrained import check_weights
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
-from edge_server.rounds.round_figures import record_metric
+from edge_server.rounds.round_figures import noted_devices, record_metric
 from edge_server.rounds.running_statistics import choose_batches, set_batches
 from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.assigned import with_moments

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.rounds.assign import select_cohort, updates_needed
+from edge_server.rounds.assign import select_cohort
+from edge_server.rounds.quorum import updates_needed
 
 names = st.lists(st.text("abcdefgh0123456789", min_size=1, max_size=4), unique=True, max_size=12)
 
