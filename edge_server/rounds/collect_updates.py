@@ -31,7 +31,7 @@ from shared.runtime.executor import Worker
 from shared.runtime.phases import log_phase
 from shared.transfer import frames
 from shared.transfer.pace import describe_ceiling
-from shared.transfer.receiver import Allowance, Receiver
+from shared.transfer.receiver import Allowance, Policy, Receiver
 from shared.transfer.to_file import FileSink
 from shared.transport.base import Transport
 
@@ -117,9 +117,11 @@ class Gather:
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _coming: asyncio.Event = field(default_factory=asyncio.Event)
     _commit: GroupCommit[Candidate] = field(init=False)
+    _policy: Policy = field(init=False)
     _answers: Answers = field(init=False)
 
     def __post_init__(self) -> None:
+        self._policy = self.link.policy(self.limit)
         self._commit = GroupCommit(lambda candidates: self.worker(self._check_and_record, candidates))
         self._answers = Answers(self.site, self.transport, self.clock)
 
@@ -194,7 +196,7 @@ class Gather:
         frames.check_transfer(transfer, limit=self.limit)
         if arrival:
             self._arrivals.pop(update.device).payload.sink.close()
-        path, policy, now = self.path(update.device), self.link.policy(self.limit), self.clock()
+        path, policy, now = self.path(update.device), self._policy, self.clock()
         path.parent.mkdir(parents=True, exist_ok=True)
         pace = policy.pace(now, transfer.frame_bytes)
         pace.limit(self.ceilings.get(update.device))
@@ -239,7 +241,7 @@ class Gather:
 
     def _expect(self, device: str) -> Allowance:
         """Return the account of what was requested from a device."""
-        return self._expected.setdefault(device, self.link.policy(self.limit).new_allowance())
+        return self._expected.setdefault(device, self._policy.new_allowance())
 
     async def _continue(self, arrival: Arrival) -> None:
         """Store a complete update, which may be left from an earlier process; otherwise request more of it."""
@@ -262,7 +264,7 @@ class Gather:
     async def _ask(self, arrival: Arrival) -> None:
         """Request the next frames, within the window that all devices share."""
         senders = sum(not other.is_offline for other in self._arrivals.values())
-        if want := arrival.payload.want(self.link.policy(self.limit).share(senders)):
+        if want := arrival.payload.want(self._policy.share(senders)):
             self._expect(arrival.update.device).ask(*want.ranges)
             await self._tell(arrival.update.device, want)
 

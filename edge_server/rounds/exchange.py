@@ -97,7 +97,8 @@ class TaskExchange:
             split: Serves the steps of a split round.
         """
         run, server = self.run, self.run.server
-        broadcast = choose_broadcast(run.algorithm, purpose, run.model, adapted=self._is_adapted(purpose))
+        adapted = self._is_adapted(purpose)
+        broadcast = choose_broadcast(run.algorithm, purpose, run.model, adapted=adapted)
         trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
         audiences = group_audiences(trees)
         size = sum(leaf.nbytes for tree, _ in audiences for leaf in tree.values())
@@ -129,6 +130,7 @@ class TaskExchange:
             split.join(gather)
         tasks = self._create_tasks(number, assignments, outgoing, purpose)
         await self._gather_answers(gather, *await self._attach_base(state, tasks, outgoing, purpose), split, purpose)
+        self._based.update(gather.accepted if adapted else ())
         return gather
 
     async def _gather_answers(
@@ -151,7 +153,6 @@ class TaskExchange:
         async with self.run.server.round(gather, tasks, outgoing, split):
             await wait.until_quorum(size=None if waits_for_all else self.run.plan.cohort.size)
         await gather.close()
-        self._based.update(gather.accepted if self._is_adapted(purpose) else ())
 
     def _pack_broadcasts(self, audiences: list[tuple[Tree, list[str]]], purpose: Purpose) -> list[Outgoing]:
         """Pack the payloads of a round; prune updates of devices without a task in it.
