@@ -83,7 +83,7 @@ class Outbox:
         with suppress(OSError):
             (folder / OLD_SPARE).unlink(missing_ok=True)
         try:
-            self._restore_names()
+            _restore_names(self.entries())
             self._promote(*self._entry_folders())
         except OSError as error:
             log.warning("state of the last task not promoted, retried with the next task: %s", error)
@@ -243,13 +243,6 @@ class Outbox:
         except OSError as error:
             log.warning("update %s is corrupt (%s) and cannot be set aside: %s", path.name, cause, error)
 
-    def _restore_names(self) -> None:
-        """Rename entries by their content: a power cut can undo the renames of a reused one, but not its content."""
-        for entry in self.entries():
-            path = self._folder / _name(entry.update.run, entry.update.round)
-            if not path.exists():
-                entry.path.rename(path)
-
     def _promote(self, *entries: Path) -> None:
         """Move the states and personal models of entries to the device's states."""
         for entry in entries:
@@ -259,6 +252,14 @@ class Outbox:
             if OWN in names:
                 states.promote_own_model(entry / OWN, self.states)
                 self.own_changed()
+
+
+def _restore_names(entries: Iterable[Entry]) -> None:
+    """Rename entries by their content: a power cut can undo the renames of a reused one, but not its content."""
+    for entry in entries:
+        path = entry.path.with_name(_name(entry.update.run, entry.update.round))
+        if not path.exists():
+            entry.path.rename(path)
 
 
 def _list_names(folder: Path) -> set[str]:
