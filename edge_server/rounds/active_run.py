@@ -41,11 +41,9 @@ class ActiveRun:
     membership: Membership = field(default_factory=Membership)
     device: Device = CPU
 
-    async def compute(self, size: int, calculate: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def compute(self, size: int, calculate: Callable[[], R]) -> R:
         """Run a calculation on `size` bytes of tensors, in a thread unless it is small."""
-        if size <= SMALL_BYTES:
-            return calculate(*args, **kwargs)
-        return await self.server.worker(calculate, *args, **kwargs)
+        return calculate() if size <= SMALL_BYTES else await self.server.worker(calculate)
 
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Write to the run's store; wait while the disk is full."""

@@ -97,12 +97,9 @@ class TaskExchange:
             split: Serves the steps of a split round.
         """
         run, server = self.run, self.run.server
-        adapted = self._is_adapted(purpose)
-        broadcast = choose_broadcast(run.algorithm, purpose, run.model, adapted=adapted)
+        broadcast = choose_broadcast(run.algorithm, purpose, run.model, adapted=self._is_adapted(purpose))
         trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
-        audiences = group_audiences(trees)
-        size = sum(leaf.nbytes for tree, _ in audiences for leaf in tree.values())
-        outgoing = await run.compute(size, self._pack_broadcasts, audiences, purpose)
+        outgoing = await self._pack_broadcasts(trees, purpose)
         payloads = [(device, payload) for payload in outgoing for device in payload.devices]
         codec = build(CODECS, run.plan.codec, "codec")
 
@@ -130,7 +127,6 @@ class TaskExchange:
             split.join(gather)
         tasks = self._create_tasks(number, assignments, outgoing, purpose)
         await self._gather_answers(gather, *await self._attach_base(state, tasks, outgoing, purpose), split, purpose)
-        self._based.update(gather.accepted if adapted else ())
         return gather
 
     async def _gather_answers(
@@ -153,15 +149,22 @@ class TaskExchange:
         async with self.run.server.round(gather, tasks, outgoing, split):
             await wait.until_quorum(size=None if waits_for_all else self.run.plan.cohort.size)
         await gather.close()
+        self._based.update(gather.accepted if self._is_adapted(purpose) else ())
 
-    def _pack_broadcasts(self, audiences: list[tuple[Tree, list[str]]], purpose: Purpose) -> list[Outgoing]:
+    async def _pack_broadcasts(self, trees: dict[str, Tree], purpose: Purpose) -> list[Outgoing]:
         """Pack the payloads of a round; prune updates of devices without a task in it.
 
         Only when a training round has been opened is the end of the last one on the disk, and its updates unnecessary.
         """
-        if purpose == "train":
-            prune_updates(self.run.store.updates, {device for _, devices in audiences for device in devices})
-        return [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in audiences]
+        audiences = group_audiences(trees)
+
+        def pack_and_prune() -> list[Outgoing]:
+            if purpose == "train":
+                prune_updates(self.run.store.updates, trees)
+            return [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in audiences]
+
+        size = sum(leaf.nbytes for tree, _ in audiences for leaf in tree.values())
+        return await self.run.compute(size, pack_and_prune)
 
     async def _attach_base(
         self, state: State, tasks: dict[str, Task], outgoing: list[Outgoing], purpose: Purpose

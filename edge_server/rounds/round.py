@@ -185,8 +185,9 @@ class Rounds:
         log_phase(log, "aggregating", run=self.run.name, round=gather.number)
         try:
             size = sum(record.update.params.size for record in gather.accepted.values() if record.update.params)
-            what = self.run.algorithm, state, assignments, gather, self.run.plan.round
-            return await self.run.compute(size, aggregate_updates, *what)
+            algorithm, rule = self.run.algorithm, self.run.plan.round
+            aggregate = partial(aggregate_updates, algorithm, state, assignments, gather, rule)
+            return await self.run.compute(size, aggregate)
         except WireError as error:
             log.warning("round %d: model unchanged, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
