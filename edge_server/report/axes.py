@@ -12,13 +12,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Axis:
-    """A linear scale.
-
-    Attributes:
-        ticks: Round values in ascending order; the first and the last are the ends of the axis.
-        start: Drawing coordinate of the first tick.
-        end: Drawing coordinate of the last tick.
-    """
+    """A linear scale between the drawing coordinates of its first and last tick; ticks are round and ascend."""
 
     ticks: tuple[float, ...]
     start: float

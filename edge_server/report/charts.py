@@ -37,10 +37,9 @@ class Point:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A curve through points.
+    """A curve through points; `colour` is the index of its colour, dash pattern and marker.
 
     Attributes:
-        colour: Index of its colour, dash pattern and marker.
         band: Shaded range around it, as (x, lower, upper).
     """
 
@@ -52,13 +51,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart.
-
-    Attributes:
-        title: Name and unit of the y axis; also the caption.
-        across: Name and unit of the x axis.
-        curves: Those without points are omitted.
-    """
+    """A line chart: name and unit of its axes, `title` upright and `across`; curves without points are omitted."""
 
     title: str
     across: str

@@ -44,10 +44,9 @@ def render_page(
     rollouts: Sequence[RolloutState] = (),
     sites: Sequence[SitesDigest] = (),
 ) -> str:
-    """Return the report of one run, or of several side by side.
+    """Return the report of one run, or of several, which are compared with the first.
 
     Args:
-        runs: The others are compared with the first.
         targets: Accuracies from 0 to 1; empty for round ones that every run reached.
         rollouts: Rollouts of releases of these runs.
         sites: Digests of those runs that are sites of one plan.
@@ -77,11 +76,11 @@ def _describe_run(run: Digest) -> str:
 def _outcome_sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[PageSection]:
     change_note = " Small numbers: change from the first run." if len(runs) > 1 else ""
     clock_note = " Wall and virtual seconds are mixed." if len({run.clock for run in runs}) > 1 else ""
-    note = f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
     name = metric_name(runs)
     goal = "an accuracy" if common_metric(runs) == ACCURACY else f"a value of {name}"
     costs = targets_table(runs, targets) if targets else Markup("<p>No run's model was evaluated on test data.</p>")
     cost_note = f"Resources used by the end of the first round whose model reached the {name}."
+    note = f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
     return [
         PageSection("outcome", "Outcome", summary_table(runs), note),
         PageSection("targets", f"Cost to reach {goal}", costs, cost_note),
@@ -90,14 +89,15 @@ def _outcome_sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[
 
 def _site_sections(sites: Sequence[SitesDigest]) -> list[PageSection]:
     titles = ["Sites"] if len(sites) == 1 else [f"Sites of {site.name.removesuffix(' (all sites)')}" for site in sites]
-    names = ["sites", *(f"sites-{number}" for number in range(2, len(sites) + 1))]
-    return [PageSection(*entry) for entry in zip(names, titles, map(sites_section, sites), strict=False)]
+    return [
+        PageSection(f"sites-{number}" if number > 1 else "sites", title, sites_section(site))
+        for number, (title, site) in enumerate(zip(titles, sites, strict=True), 1)
+    ]
 
 
 def _run_sections(runs: Sequence[Digest]) -> list[PageSection]:
-    is_share = common_metric(runs) == ACCURACY
+    is_share, by_class = common_metric(runs) == ACCURACY, accuracy(runs)
     title = f"{'Accuracy' if is_share else metric_name(runs)} by class and by device"
-    by_class = accuracy(runs)
     return [
         PageSection("progress", "Accuracy and loss" if is_share else "Metrics and loss", render_progress(runs)),
         *([PageSection("accuracy", title, by_class)] if by_class is not None else []),

@@ -71,21 +71,17 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Chart:
     """Return a chart of a figure's recorded and replayed values over rounds; axes of costs start at zero."""
     heights = [height for pair in pairs for height in (pair.recorded, pair.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
-    curves = [
-        ChartLine(
-            name, colour, [Point(pair.round, getattr(pair, name) / size, _label_point(pair, name)) for pair in pairs]
-        )
-        for colour, name in enumerate(NAMES)
-    ]
+    curves = []
+    for colour, name in enumerate(NAMES):
+        points = []
+        for pair in pairs:
+            error, value = "no bound" if pair.error is None else f"{100 * pair.error:+.2f} %", getattr(pair, name)
+            title = f"round {pair.round}: {formatting.format_number(value)}; error {error}"
+            points.append(Point(pair.round, value / size, title))
+        curves.append(ChartLine(name, colour, points))
     least = min(heights) if figure in RATES else 0.0
-    rounds = whole_ticks(max(pair.round for pair in pairs))
-    title = f"{figure}, {unit}" if unit else figure
-    return chart(title, "round", rounds, ticks(least / size, max(heights) / size), curves)
-
-
-def _label_point(pair: Pair, name: str) -> str:
-    error = "no bound" if pair.error is None else f"{100 * pair.error:+.2f} %"
-    return f"round {pair.round}: {formatting.format_number(getattr(pair, name))}; error {error}"
+    rounds, heading = whole_ticks(max(pair.round for pair in pairs)), f"{figure}, {unit}" if unit else figure
+    return chart(heading, "round", rounds, ticks(least / size, max(heights) / size), curves)
 
 
 def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:
@@ -93,6 +89,4 @@ def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:
     for pair in gap.pairs:
         if pair.device:
             by_device.setdefault(pair.device, []).append(pair)
-    if len(by_device) > MOST_DEVICES:
-        return []
-    return sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
+    return sorted(by_device.items(), key=lambda pair: natural_order(pair[0])) if len(by_device) <= MOST_DEVICES else []

@@ -38,16 +38,16 @@ def gap_between_runs(recorded: StoredRun, replayed: StoredRun) -> Gap:
 
 def compare_models(recorded: StoredRun, replayed: StoredRun) -> tuple[Model, str]:
     """Compare the final parameters bit by bit; return the result, and a reason if it is unknown."""
-    numbers = [last_model_round(run.records) for run in (recorded, replayed)]
-    if numbers[0] != numbers[1]:
-        return "unknown", f"the last model is of round {numbers[0]}, the replay's of round {numbers[1]}"
+    number, other = (last_model_round(run.records) for run in (recorded, replayed))
+    if number != other:
+        return "unknown", f"the last model is of round {number}, the replay's of round {other}"
     try:
-        recorded_digest, replayed_digest = (_digest(run.folder, numbers[0]) for run in (recorded, replayed))
+        digests = {_digest(run.folder, number) for run in (recorded, replayed)}
     except FileNotFoundError as error:
         return "unknown", f"there is no checkpoint {error}"
     except CorruptFile as error:
         return "unknown", str(error)
-    return ("same", "") if recorded_digest == replayed_digest else ("different", "")
+    return "same" if len(digests) == 1 else "different", ""
 
 
 def last_model_round(records: Sequence[AnyRecord]) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from edge_server.journal.compared_metric import ACCURACY
-from edge_server.record.amounts import Amount
-from edge_server.replay.study.summary import CellRow, CostSpread, Group, SeedSpread, StudySummary
+from edge_server.record.amounts import NONE
+from edge_server.replay.study.summary import CellRow, CostSpread, Group, SeedSpread, StudySummary, is_complete
 from edge_server.report.formatting import LEGEND, NOTHING, format_amount, format_number, unit_of
 from shared.runtime.text_table import TextColumn, TextTable
 
@@ -28,32 +28,18 @@ UNITS = {"exchanged": "bytes"}
 
 def tables(summary: StudySummary) -> list[TextTable]:
     """Return a table with one row per setting, and one about reaching the target, if there is a target."""
-    kinds = [
-        kind for kind in KINDS if kind != "exchanged" or any(group.whole.exchanged.count for group in summary.groups)
-    ]
-    headings = [KINDS[kind] for kind in kinds]
-    totals = [
-        (
-            *(
-                group.setting,
-                f"{group.ended}/{group.cells}",
-                _metric(group.accuracy, group),
-                _metric(group.best, group),
-            ),
-            *_outlay(group.whole, kinds),
-        )
-        for group in summary.groups
-    ]
+    has_exchange = any(group.whole.exchanged.count for group in summary.groups)
+    kinds = [kind for kind in KINDS if kind != "exchanged" or has_exchange]
+    name, headings = _metric_name(summary.groups), [KINDS[kind] for kind in kinds]
+    totals, until = list[list[str]](), list[list[str]]()
+    for group in summary.groups:
+        figures = [_metric(spread, group) for spread in (group.accuracy, group.best)]
+        totals.append([group.setting, f"{group.ended}/{group.cells}", *figures, *_costs(group.whole, kinds)])
+        until.append([group.setting, f"{group.reached}/{group.ended}", *_costs(group.target, kinds)])
     caption = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}"
-    names = {group.metric or ACCURACY.name for group in summary.groups}
-    name = names.pop() if len(names) == 1 else "metric"
-    columns = _columns(["runs", name, "best", *headings])
-    overview = TextTable(columns, totals, f"Study {summary.study}", caption)
+    overview = TextTable(_columns(["runs", name, "best", *headings]), totals, f"Study {summary.study}", caption)
     if summary.target is None:
         return [overview]
-    until = [
-        (group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds)) for group in summary.groups
-    ]
     target = f"{100 * summary.target:g} %" if name == ACCURACY.name else f"{summary.target:g}"
     return [overview, TextTable(_columns(["reached", *headings]), until, f"Until {name} {target}")]
 
@@ -62,8 +48,8 @@ def _columns(headings: Sequence[str]) -> list[TextColumn]:
     return [TextColumn("setting", least=24), *(TextColumn(heading, right=True) for heading in headings)]
 
 
-def _outlay(outlay: CostSpread | None, kinds: Sequence[str]) -> list[str]:
-    return [_figure(getattr(outlay, kind), UNITS.get(kind, kind)) if outlay else NOTHING for kind in kinds]
+def _costs(costs: CostSpread | None, kinds: Sequence[str]) -> list[str]:
+    return [_figure(getattr(costs, kind), UNITS.get(kind, kind)) if costs else NOTHING for kind in kinds]
 
 
 def _figure(spread: SeedSpread, kind: str) -> str:
@@ -88,35 +74,39 @@ def _metric(spread: SeedSpread, group: Group) -> str:
 
 def cells_csv(rows: Sequence[CellRow]) -> str:
     """Return one line per cell in SI units; a column `_whole` is false for amounts with unknown parts."""
-    metric = _metric_column(rows)
-    return _csv(
-        {"cell": row.cell, "setting": row.setting, "variant": row.variant}
-        | _settings(row.settings)
-        | _settings(row.seeds)
-        | {"state": row.state, "cause": row.cause, metric: row.metric_value(), "best": row.best}
-        | _amounts("", {kind: getattr(row.whole, kind) for kind in KINDS})
-        | _amounts("target_", {kind: getattr(row.target, kind, Amount()) for kind in KINDS})
-        for row in rows
-    )
+    metric, lines = _metric_name(rows), list[dict[str, object]]()
+    for row in rows:
+        line: dict[str, object] = {"cell": row.cell, "setting": row.setting, "variant": row.variant}
+        line |= _settings(row.settings | row.seeds)
+        line |= {"state": row.state, "cause": row.cause, metric: row.metric_value(), "best": row.best}
+        for prefix, cost in (("", row.whole), ("target_", row.target)):
+            amounts = {f"{prefix}{kind}": getattr(cost, kind, NONE) for kind in KINDS}
+            line |= {name: amount.value for name, amount in amounts.items()}
+            line |= {f"{name}_whole": None if part.value is None else part.whole for name, part in amounts.items()}
+        lines.append(line)
+    return _csv(lines)
 
 
 def groups_csv(groups: Sequence[Group]) -> str:
     """Return one line per setting in SI units, with means and sample standard deviations."""
-    metric = _metric_column(groups)
-    return _csv(
-        {"setting": group.setting, "variant": group.variant}
-        | _settings(group.settings)
-        | {"cells": group.cells, "ended": group.ended, "reached": group.reached}
-        | _spreads("", {metric: group.accuracy, "best": group.best})
-        | _spreads("", {kind: getattr(group.whole, kind) for kind in KINDS})
-        | _spreads("target_", {kind: getattr(group.target, kind, None) for kind in KINDS})
-        for group in groups
-    )
+    metric, lines = _metric_name(groups), list[dict[str, object]]()
+    for group in groups:
+        line: dict[str, object] = {"setting": group.setting, "variant": group.variant, **_settings(group.settings)}
+        line |= {"cells": group.cells, "ended": group.ended, "reached": group.reached}
+        spreads: dict[str, SeedSpread | None] = {metric: group.accuracy, "best": group.best}
+        spreads |= {kind: getattr(group.whole, kind) for kind in KINDS}
+        spreads |= {f"target_{kind}": getattr(group.target, kind, None) for kind in KINDS}
+        for name, spread in spreads.items():
+            line |= {f"{name}_mean": spread and spread.mean.value, f"{name}_std": spread and spread.std}
+        lines.append(line)
+    return _csv(lines)
 
 
-def _metric_column(rows: Sequence[CellRow] | Sequence[Group]) -> str:
-    """Return the metric of all that have a model; a failed cell does not know it."""
-    return next((row.metric for row in rows if row.metric), ACCURACY.name)
+def _metric_name(rows: Sequence[CellRow] | Sequence[Group]) -> str:
+    """Return the metric of all that have a model; a failed cell does not know its own."""
+    with_model = [row for row in rows if (row.ended if isinstance(row, Group) else is_complete(row))]
+    names = {row.metric or ACCURACY.name for row in with_model} or {ACCURACY.name}
+    return names.pop() if len(names) == 1 else "metric"
 
 
 def _settings(values: Mapping[str, object]) -> dict[str, object]:
@@ -126,24 +116,9 @@ def _settings(values: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _amounts(prefix: str, amounts: Mapping[str, Amount]) -> dict[str, object]:
-    named = [(f"{prefix}{kind}", value) for kind, value in amounts.items()]
-    completeness = {f"{name}_whole": None if value.value is None else value.whole for name, value in named}
-    return {**{name: value.value for name, value in named}, **completeness}
-
-
-def _spreads(prefix: str, spreads: Mapping[str, SeedSpread | None]) -> dict[str, object]:
-    row: dict[str, object] = {}
-    for kind, spread in spreads.items():
-        row[f"{prefix}{kind}_mean"] = spread.mean.value if spread else None
-        row[f"{prefix}{kind}_std"] = spread.std if spread else None
-    return row
-
-
-def _csv(lines: Iterable[dict[str, object]]) -> str:
-    rows = list(lines)
-    written = io.StringIO(newline="")
-    writer = csv.DictWriter(written, list(rows[0]) if rows else [], lineterminator="\n")
+def _csv(rows: Sequence[dict[str, object]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return written.getvalue()
+    return text.getvalue()

@@ -55,7 +55,14 @@ def _header(run: RunRecord, tables: dict[str, tuple[Struct, ...]]) -> TraceHeade
     return TraceHeader(
         **common_fields(opening, TraceHeader),
         devices=_devices(run),
-        processes=[_process(record) for record in select(run.records, ServerBegan)],
+        processes=[
+            Process(
+                run_s=round(record.run_s, DIGITS),
+                utc_s=None if record.utc_s is None else round(record.utc_s, DIGITS),
+                versions=record.versions,
+            )
+            for record in select(run.records, ServerBegan)
+        ],
         tables={
             name: Table(rows=len(rows), columns={column: unit_of(column) for column in columns(name)})
             for name, rows in tables.items()
@@ -83,11 +90,6 @@ def _header(run: RunRecord, tables: dict[str, tuple[Struct, ...]]) -> TraceHeade
         notes=[note.what for note in select(run.records, Noted)],
         ended=End(**common_fields(closing, End)) if closing else None,
     )
-
-
-def _process(record: ServerBegan) -> Process:
-    utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
-    return Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions)
 
 
 def _devices(run: RunRecord) -> list[TracedDevice]:
