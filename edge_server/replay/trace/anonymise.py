@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from msgspec import Struct
 
 from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
-from edge_server.record.rows import DecisionRow, Step, TaskRow
+from edge_server.record.rows import DecisionRow, TaskRow
 from edge_server.replay.trace.header import TraceHeader
-from edge_server.replay.trace.trace import Trace
+from edge_server.replay.trace.trace import KEYS, Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import derive_seed
 
@@ -39,7 +40,7 @@ def anonymise(trace: Trace) -> Trace:
     names |= _names(unheard, "unheard")
     seed = header.plan.seed
     tables = {table: tuple(_rename_row(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
-    tables |= {table: tuple(sorted(tables[table], key=_row_order)) for table in SORTED}
+    tables |= {table: tuple(sorted(tables[table], key=attrgetter(*KEYS[table]))) for table in SORTED}
     return Trace(_header(header, names), tables)
 
 
@@ -60,16 +61,8 @@ def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> Struct:
     return renamed
 
 
-def _row_order(row: Any) -> tuple[int, str]:
-    return (0 if isinstance(row, Step) else row.round), row.device
-
-
-def _without_folders(plan: Plan) -> Plan:
-    """Return a plan with absolute paths reduced to their last part."""
-    return msgspec.convert(_strip_folders(msgspec.to_builtins(plan)), Plan)
-
-
 def _strip_folders(value: Any) -> Any:
+    """Return a plan's values with absolute paths reduced to their last part."""
     if isinstance(value, dict):
         return {key: _strip_folders(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -79,14 +72,15 @@ def _strip_folders(value: Any) -> Any:
 
 def _header(header: TraceHeader, names: Mapping[str, str]) -> TraceHeader:
     devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
-    planned = [
+    planned = (
         msgspec.structs.replace(device, name=names[device.name]) for device in expand_devices(header.plan.device)
-    ]
+    )
+    plan = msgspec.structs.replace(header.plan, device=list(planned))
     return msgspec.structs.replace(
         header,
         anonymous=True,
         devices=devices,
-        plan=_without_folders(msgspec.structs.replace(header.plan, device=planned)),
+        plan=msgspec.convert(_strip_folders(msgspec.to_builtins(plan)), Plan),
         rewound=[msgspec.structs.replace(entry, cause="") for entry in header.rewound],
         notes=[],
     )

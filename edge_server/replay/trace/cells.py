@@ -88,12 +88,8 @@ def _decode_cell(read: Callable[[], T], column: str) -> T:
 
 def _provenance(figure: str, filled: Mapping[str, str]) -> Provenance | None:
     parts = {part: filled[f"{figure}_{part}"] for part in PROVENANCE if f"{figure}_{part}" in filled}
-    if not parts:
-        return None
-    return _decode_cell(
-        lambda: msgspec.convert({"source": ""} | parts, Provenance, strict=False),
-        f"{figure}_quality` or its neighbours",
-    )
+    read = partial(msgspec.convert, {"source": ""} | parts, Provenance, strict=False)
+    return _decode_cell(read, f"{figure}_quality` or its neighbours") if parts else None
 
 
 def _require_plausible(name: str, value: object) -> None:

@@ -29,7 +29,7 @@ from edge_server.journal.records import (
 )
 from edge_server.plan.plan import Plan
 from edge_server.record.build import BOARD
-from edge_server.record.rows import DecisionRow, Fact, Round, Sample, Step, TaskRow, common_fields
+from edge_server.record.rows import DecisionRow, Fact, Round, Sample, TaskRow, common_fields
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
@@ -106,20 +106,25 @@ def _sensed_records(trace: Trace) -> Iterator[AnyRecord]:
 
 def _round_records(trace: Trace) -> Iterator[AnyRecord]:
     tasks: defaultdict[int, list[TaskRow]] = defaultdict(list)
-    decisions: defaultdict[int, list[DecisionRow]] = defaultdict(list)
+    assignments: defaultdict[int, dict[str, Assignment]] = defaultdict(dict)
     for task in trace.tasks:
         tasks[task.round].append(task)
     for decision in trace.decisions:
-        decisions[decision.round].append(decision)
+        assignments[decision.round][decision.device] = _assignment(decision, trace.header.plan)
     run, last = trace.header.run, trace.header.plan.rounds
     statistics = {entry.round: entry.batches for entry in trace.header.statistics}
     yield from _update_records(run, tasks[0])
     if trace.header.measured:
-        yield _measurement_record(trace.steps, tasks[0])
+        yield Measured(
+            by_device={step.device: StepCost(**common_fields(step, StepCost)) for step in trace.steps},
+            metrics={task.device: task.metrics for task in tasks[0] if task.metrics},
+            failed={task.device: task.cause for task in tasks[0] if task.outcome == "failed"},
+        )
     yield from _evaluation_records(trace, 0, tasks)
     for row in trace.rounds:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
-            yield _opening_record(row, decisions[row.round], trace.header.plan)
+            fields = common_fields(row, RoundOpened)
+            yield RoundOpened(at=row.opened_s, assignments=assignments[row.round], **fields)
         yield from _update_records(run, tasks[row.round])
         yield from _update_records(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
         if row.outcome != "open":
@@ -148,26 +153,11 @@ def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
     return {task.device: task.metrics for task in tasks if task.outcome == "arrived"}
 
 
-def _measurement_record(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
-    return Measured(
-        by_device={step.device: StepCost(**common_fields(step, StepCost)) for step in steps},
-        metrics={task.device: task.metrics for task in tasks if task.metrics},
-        failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
-    )
-
-
-def _opening_record(row: Round, decisions: list[DecisionRow], plan: Plan) -> RoundOpened:
-    assignments = {decision.device: _assignment(decision, plan) for decision in decisions}
-    return RoundOpened(at=row.opened_s, assignments=assignments, **common_fields(row, RoundOpened))
-
-
 def _assignment(row: DecisionRow, plan: Plan) -> Assignment:
     """Return a recorded assignment; options of the training step are those of the plan, which all rounds share."""
+    options = {name: getattr(row, name) for name in SgdOptions.__struct_fields__}
     try:
-        hyper = Hyper(
-            **{name: getattr(row, name) for name in SgdOptions.__struct_fields__},
-            step_options=plan.hyper_of(row.round).step_options,
-        )
+        hyper = Hyper(**options, step_options=plan.hyper_of(row.round).step_options)
     except ValueError as error:
         place = f"decisions.csv: round {row.round}, device {row.device}"
         raise ConfigError(f"{place}: {error}; correct or restore that line") from error
@@ -190,25 +180,14 @@ def _closing_record(row: Round, tasks: list[TaskRow], statistics_batches: int | 
 
 def _update_records(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
     for task in tasks:
-        cost = _cost(task)
-        if task.outcome == "late":
+        provenance = {name: origin for name, origin in task.provenance.items() if name in Cost.__struct_fields__}
+        cost = Cost(**common_fields(task, Cost) | {"provenance": provenance})
+        if task.outcome == "arrived":
+            update = _update(run, task, _cost_in_update(cost) if task.settled else cost)
+            size = task.arrived_bytes or 0
+            yield UpdateAccepted(round=task.round, device=task.device, update=update, bytes_up=size, at=task.arrived_s)
+        if task.outcome == "late" or (task.outcome == "arrived" and task.settled):
             yield CostSettled(round=task.round, device=task.device, cost=cost)
-        if task.outcome != "arrived":
-            continue
-        yield UpdateAccepted(
-            round=task.round,
-            device=task.device,
-            update=_update(run, task, _cost_in_update(cost) if task.settled else cost),
-            bytes_up=task.arrived_bytes or 0,
-            at=task.arrived_s,
-        )
-        if task.settled:
-            yield CostSettled(round=task.round, device=task.device, cost=cost)
-
-
-def _cost(task: TaskRow) -> Cost:
-    fields = common_fields(task, Cost)
-    return Cost(**fields | {"provenance": {k: v for k, v in task.provenance.items() if k in Cost.__struct_fields__}})
 
 
 def _cost_in_update(cost: Cost) -> Cost:

@@ -47,20 +47,10 @@ def refused(folder: Path) -> str:
     return message.removeprefix(f"{folder}/")
 
 
-def test_a_newer_schema(trace):
-    edit(trace / "trace.json", '"version": 1', '"version": 2')
-    assert names_all(refused(trace), "trace.json", 2)
-
-
 @pytest.mark.parametrize("name", ["trace.json", "tasks.csv", "facts.csv"])
 def test_a_missing_file(trace, name):
     (trace / name).unlink()
     assert names_all(refused(trace), name, os.strerror(errno.ENOENT))
-
-
-def test_a_missing_column(trace):
-    edit(trace / "tasks.csv", "compute_s,", "compute,", 1)
-    assert names_all(refused(trace), "tasks.csv:1", "compute_s")
 
 
 def test_a_column_that_is_there_twice(trace):
@@ -125,6 +115,21 @@ def test_a_cell_that_cannot_be_true(trace, table, column, value):
     assert names_all(message, f"{table}.csv:2", column)
 
 
+@pytest.mark.parametrize(
+    ("table", "line", "column", "value", "named"),
+    [
+        ("readings", 2, "value", "-1.0", ("readings.csv:2", "cpu.f_hertz", -1.0)),
+        ("readings", 2, "device", "stranger", ("readings.csv:2", "stranger")),
+        ("tasks", 4, "began_s", "12.5", ("tasks.csv:4",)),
+        ("rounds", 3, "round", "9", ("tasks.csv:7", 2, "rounds.csv")),
+    ],
+)
+def test_a_cell_that_contradicts_others(trace, table, line, column, value, named):
+    """A clock below zero (a temperature may be), an unknown device, an arrival before the start, an unknown round."""
+    cell(trace, table, line, column, value)
+    assert names_all(refused(trace), *named)
+
+
 @pytest.mark.parametrize("key", ["seed", "rounds"])
 def test_an_integer_in_the_header_that_nothing_can_hold(trace, key):
     """Its plan was read, and the run that was made of it could be neither shown nor reported."""
@@ -133,20 +138,17 @@ def test_an_integer_in_the_header_that_nothing_can_hold(trace, key):
     assert names_all(refused(trace), "trace.json")
 
 
-def test_a_reading_below_zero(trace):
-    """A temperature may be, a clock may not."""
-    cell(trace, "readings", 2, "value", "-1.0")
-    assert names_all(refused(trace), "readings.csv:2", "cpu.f_hertz", -1.0)
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after", "named"),
     [
+        ("trace.json", '"version": 1', '"version": 2', ("trace.json", 2)),
+        ("trace.json", '"run_s": 60.0', '"run_s": -60.0', ("trace.json", "processes")),
         ("trace.json", '"compute_s": "s"', '"compute_s": "ms"', ("trace.json", "tasks", "compute_s", "'ms'", "'s'")),
+        ("tasks.csv", "compute_s,", "compute,", ("tasks.csv:1", "compute_s")),
         ("readings.csv", ",Hz,", ",MHz,", ("readings.csv:2", "cpu.f_hertz", "'MHz'", "'Hz'")),
     ],
 )
-def test_another_unit(trace, name, before, after, named):
+def test_a_newer_schema_processes_backwards_another_unit_a_missing_column(trace, name, before, after, named):
     edit(trace / name, before, after)
     assert names_all(refused(trace), *named)
 
@@ -161,16 +163,6 @@ def swap(path: Path, one: int, other: int) -> None:
 def test_time_runs_backwards(trace, table, lines):
     swap(trace / f"{table}.csv", *lines)
     assert re.match(rf"{table}\.csv:\d+: ", refused(trace))
-
-
-def test_a_task_that_arrives_before_it_begins(trace):
-    cell(trace, "tasks", 4, "began_s", "12.5")
-    assert names_all(refused(trace), "tasks.csv:4")
-
-
-def test_processes_that_begin_backwards(trace):
-    edit(trace / "trace.json", '"run_s": 60.0', '"run_s": -60.0')
-    assert names_all(refused(trace), "trace.json", "processes")
 
 
 @pytest.mark.parametrize("table", ["tasks", "rounds", "decisions", "readings", "availability", "steps", "facts"])
@@ -193,16 +185,6 @@ def test_a_file_that_is_cut_short(trace, keep):
     data = (trace / "tasks.csv").read_bytes()
     (trace / "tasks.csv").write_bytes(data[: int(keep * len(data))])
     assert refused(trace).startswith("tasks.csv:")
-
-
-def test_a_device_that_the_header_does_not_know(trace):
-    cell(trace, "readings", 2, "device", "stranger")
-    assert names_all(refused(trace), "readings.csv:2", "stranger")
-
-
-def test_a_task_of_a_round_that_is_not_there(trace):
-    cell(trace, "rounds", 3, "round", "9")
-    assert names_all(refused(trace), "tasks.csv:7", 2, "rounds.csv")
 
 
 @pytest.mark.parametrize("name", ["tasks.csv", "trace.json"])
