@@ -206,11 +206,10 @@ def _task_values(assignment: Assignment) -> dict[str, TaskValue]:
     if options := hyper.pop("step_options"):
         hyper |= msgspec.to_builtins(options)
     values: dict[str, Value] = {**hyper, **assignment.values}
-    return {name: _task_value(value) for name, value in values.items()}
-
-
-def _task_value(value: Value) -> TaskValue:
-    return value if isinstance(value, str) else float(len(value)) if isinstance(value, list) else float(value)
+    return {
+        name: value if isinstance(value, str) else float(len(value) if isinstance(value, list) else value)
+        for name, value in values.items()
+    }
 
 
 def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[Amount]) -> Amount:
@@ -316,9 +315,14 @@ class _DeviceSums:
 
 
 def _devices(run: RunRecord, sums: Mapping[str, _DeviceSums]) -> list[DeviceDigest]:
-    boards = {record.device: record.board for record in select(run.records, Sensed) if record.board}
+    boards, most = dict[str, str](), defaultdict[str, dict[str, float]](dict)
+    for record in select(run.records, Sensed):
+        boards |= {record.device: record.board} if record.board else {}
+        highest = most[record.device]
+        for name in record.readings.keys() & MOST_READINGS:
+            highest[name] = max(record.readings[name], highest.get(name, record.readings[name]))
     versions = {record.device: record.version for record in select(run.records, Joined) if record.version}
-    departures, most = Counter(record.device for record in select(run.records, Left)), _highest_readings(run)
+    departures = Counter(record.device for record in select(run.records, Left))
     digests = []
     for device in sorted(sums, key=natural_order):
         of_device, metrics = sums[device], run.last_evaluation.by_device.get(device, {})
@@ -328,7 +332,7 @@ def _devices(run: RunRecord, sums: Mapping[str, _DeviceSums]) -> list[DeviceDige
                 board=boards.get(device, ""),
                 version=versions.get(device, ""),
                 went_away=departures[device],
-                most=most.get(device, {}),
+                most={name: most[device][name] for name in MOST_READINGS if name in most[device]},
                 selected=of_device.arrivals.total(),
                 rounds_s=math.fsum(of_device.rounds_s),
                 seconds=Seconds(**of_device.totals(Seconds.__struct_fields__, "seconds.")),
@@ -340,18 +344,6 @@ def _devices(run: RunRecord, sums: Mapping[str, _DeviceSums]) -> list[DeviceDige
             )
         )
     return digests
-
-
-def _highest_readings(run: RunRecord) -> dict[str, dict[str, float]]:
-    """Return the maximum of each of `MOST_READINGS` by device; a board without a GPU has no readings of one."""
-    most: dict[str, dict[str, float]] = {}
-    for record in select(run.records, Sensed):
-        highest = most.setdefault(record.device, {})
-        for name in record.readings.keys() & MOST_READINGS:
-            highest[name] = max(record.readings[name], highest.get(name, record.readings[name]))
-    return {
-        device: {name: highest[name] for name in MOST_READINGS if name in highest} for device, highest in most.items()
-    }
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

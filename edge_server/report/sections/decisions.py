@@ -41,7 +41,11 @@ def decisions(run: Digest) -> Markup:
     last, most = run.rounds[-1].round, max(round_.selected for round_ in run.rounds)
     stacked = chart("devices selected", "round", whole_ticks(last), whole_ticks(most))
     values = _distinct_values(run.tasks)
-    same = [f"{name} {_format_value(single)}" for name, (single, *others) in values.items() if not others]
+    same = [
+        f"{name} {single}" if isinstance(single, str) else f"{name} {single:.6g}"
+        for name, (single, *others) in values.items()
+        if not others
+    ]
     varied = {name: several for name, several in values.items() if len(several) > 1}
     numeric = [name for name, several in varied.items() if not any(isinstance(value, str) for value in several)]
     is_small = len(run.devices) <= MOST_ROWS and len(run.devices) * len(run.rounds) <= MOST_CELLS
@@ -124,10 +128,6 @@ def _distinct_values(tasks: Sequence[TaskDigest]) -> dict[str, list[TaskValue]]:
             if name not in BOOKKEEPING:
                 values_by_name.setdefault(name, {})[value] = None
     return {name: list(values) for name, values in values_by_name.items()}
-
-
-def _format_value(value: TaskValue) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def _value_chart(run: Digest, name: str) -> Chart:
