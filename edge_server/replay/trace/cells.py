@@ -62,19 +62,15 @@ def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> S
     provenance = {figure: _provenance(figure, filled) for figure in cost_figures(table)}
     if any(provenance.values()):
         fields["provenance"] = {figure: entry for figure, entry in provenance.items() if entry}
-    read = _decode_cell(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
-    for name in read.__struct_fields__:
-        _require_plausible(name, getattr(read, name))
-        _require_storable(name, getattr(read, name))
-    return read
-
-
-def _require_storable(name: str, value: object) -> None:
-    """Reject integers of more than 64 bits, also nested ones, which no record could hold."""
-    try:
-        msgspec.msgpack.encode(value)
-    except OverflowError as error:
-        raise ConfigError(f"column `{name}`: an integer of more than 64 bits") from error
+    row = _decode_cell(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        _require_plausible(name, value)
+        try:
+            msgspec.msgpack.encode(value)  # also nested integers must fit a record
+        except OverflowError as error:
+            raise ConfigError(f"column `{name}`: an integer of more than 64 bits") from error
+    return row
 
 
 def _decode_cell(read: Callable[[], T], column: str) -> T:

@@ -70,8 +70,12 @@ def read(folder: Path) -> Trace:
 
 def _open_bounded(path: Path, most_bytes: int) -> TextIO:
     """Open a regular file of bounded size."""
+
+    def open_nonblocking(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe without writer would block
+
     try:
-        file = open(path, encoding="utf-8", newline="", opener=_open_nonblocking)  # noqa: SIM115 - returned open
+        file = open(path, encoding="utf-8", newline="", opener=open_nonblocking)  # noqa: SIM115 - returned open
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; a trace is a folder with {headers.FILE} and its tables"
@@ -81,10 +85,6 @@ def _open_bounded(path: Path, most_bytes: int) -> TextIO:
         file.close()
         raise ConfigError(f"{path}: not a regular file of at most {most_bytes} bytes")
     return file
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe without writer would block
 
 
 def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[Struct]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from msgspec import Struct
 
@@ -65,37 +65,24 @@ def check_trace(trace: Trace, folder: Path) -> Trace:
     """
     names = {device.name for device in trace.header.devices}
     for table, rows in trace.tables.items():
-        path = folder / f"{table}.csv"
-        _require_unique(rows, KEYS[table], path)
+        path, key = folder / f"{table}.csv", KEYS[table]
+        first_lines: dict[Hashable, int] = {}
+        last_s = 0.0
         for line, row in enumerate(rows, 2):
-            device = getattr(row, "device", None)
+            device, at_s = getattr(row, "device", None), getattr(row, "at_s", last_s)
             if device is not None and device not in names:
                 raise ConfigError(f"{path}:{line}: device {device!r} is not among the header's devices; add it there")
-    for table in ("readings", "facts", "availability"):
-        _require_ordered(table, trace.tables[table], folder)
+            values = tuple(getattr(row, name) for name in key)
+            if (first := first_lines.setdefault(values, line)) != line:
+                key_text = ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=True))
+                raise ConfigError(f"{path}:{line}: duplicate of line {first} ({key_text}); remove one")
+            if at_s < last_s:
+                raise ConfigError(f"{path}:{line}: time runs backwards, from {last_s} s to {at_s} s; sort the rows")
+            last_s = at_s
     for line, sample in enumerate(trace.readings, 2):
         _require_plausible(sample, f"{folder / 'readings.csv'}:{line}")
     _require_rounds(trace, folder)
     return trace
-
-
-def _require_unique(rows: Iterable[Struct], key: tuple[str, ...], path: Path) -> None:
-    first_lines: dict[Hashable, int] = {}
-    for line, row in enumerate(rows, 2):
-        values = tuple(getattr(row, name) for name in key)
-        if (first := first_lines.setdefault(values, line)) != line:
-            key_text = ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=True))
-            raise ConfigError(f"{path}:{line}: duplicate of line {first} ({key_text}); remove one")
-
-
-def _require_ordered(table: str, rows: Iterable[Any], folder: Path) -> None:
-    last_s = 0.0
-    for line, row in enumerate(rows, 2):
-        if row.at_s < last_s:
-            raise ConfigError(
-                f"{folder / table}.csv:{line}: time runs backwards, from {last_s} s to {row.at_s} s; sort the rows"
-            )
-        last_s = row.at_s
 
 
 def _require_plausible(sample: Sample, where: str) -> None:
