@@ -20,8 +20,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs of shape (N, outputs) for inputs of shape (N, steps, features)."""
-        states: Tensor = self.gru(inputs)[0]
+        """Return outputs of shape (N, outputs) for inputs of shape (N, features, steps)."""
+        states: Tensor = self.gru(inputs.transpose(1, 2))[0]
         outputs: Tensor = self.head(states[:, -1])
         return outputs
 
@@ -31,11 +31,11 @@ def gru(steps: int = 24, features: int = 8, hidden: int = 32, layers: int = 1, o
 
     Args:
         steps: Steps of the declared example; windows of any length are accepted.
-        features: Readings of each step; inputs of shape (N, steps, features).
+        features: Readings of each step; inputs of shape (N, features, steps), as windows of tables.
         hidden: Numbers of the state of each layer.
         layers: Recurrent layers, at least 1.
         outputs: Numbers per window, or classes: outputs of shape (N, outputs).
     """
     if min(steps, features, hidden, layers) < 1:
         raise ValueError("steps, features, hidden and layers must be at least 1")
-    return Model(Recurrent(features, hidden, layers, outputs), example=(steps, features))
+    return Model(Recurrent(features, hidden, layers, outputs), example=(features, steps))

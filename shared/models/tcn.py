@@ -42,14 +42,6 @@ class TemporalBlock(nn.Module):
         return functional.relu(self.branch(inputs) + self.shortcut(inputs))
 
 
-class StepsLast(nn.Module):
-    """Transpose windows for convolutions over time."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return shape (N, features, steps) for (N, steps, features)."""
-        return inputs.transpose(1, 2)
-
-
 class LastStep(nn.Module):
     """Select the last step."""
 
@@ -65,7 +57,7 @@ def tcn(
 
     Args:
         steps: Steps of the declared example; windows of any length are accepted.
-        features: Readings of each step; inputs of shape (N, steps, features).
+        features: Readings of each step; inputs of shape (N, features, steps), as windows of tables.
         width: Channels of every convolution.
         blocks: Blocks with dilation 1, 2, 4 and so on; the output depends on the last
             1 + 2 (kernel - 1) (2^blocks - 1) steps.
@@ -74,7 +66,7 @@ def tcn(
     """
     if min(steps, features, width, blocks, kernel) < 1:
         raise ValueError("steps, features, width, blocks and kernel must be at least 1")
-    chain: list[nn.Module] = [StepsLast()]
+    chain: list[nn.Module] = [nn.Identity()]  # keeps the parameter names of versions that transposed inputs
     cuts, count = dict[int, int](), 0
     for place in range(blocks):
         channels = width if place else features
@@ -83,4 +75,4 @@ def tcn(
         cuts[count] = len(chain)
     chain += [LastStep(), nn.Linear(width, outputs)]
     layers = nn.Sequential(*chain)
-    return Model(kaiming(layers), cuts, example=(steps, features), he_normal=True)
+    return Model(kaiming(layers), cuts, example=(features, steps), he_normal=True)
