@@ -69,7 +69,7 @@ def require_same(expected: Sequence[PluginVersion], registries: Iterable[Registr
 
 def _format(plugin: PluginVersion) -> str:
     version = f"{plugin.distribution} {plugin.version} ".lstrip() if plugin.distribution else ""
-    return f"{version}(digest {plugin.digest[:SHOWN_DIGITS] or 'unknown'})"
+    return f"{version or 'code without a version '}(digest {plugin.digest[:SHOWN_DIGITS] or 'unknown'})"
 
 
 @lru_cache(maxsize=64)

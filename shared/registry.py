@@ -177,6 +177,8 @@ _allowed: set[str] = set()
 """Global to the process, like `torch.set_num_threads`."""
 _packages: dict[str, str] = {}
 """Packages of which every module is allowed, with their versions: those of this process's projects."""
+_refused: dict[str, str] = {}
+"""Packages of projects that are not used, with the reason, for errors."""
 _declared: dict[str, Mapping[str, Mapping[str, str]]] = {}
 """Entry points that projects declare whose code is not installed: `module:attribute` by package, group and name."""
 _imported: dict[tuple[str, str], Any] = {}
@@ -236,6 +238,11 @@ def entries_of_environment() -> list[str]:
 def project_version(package: str) -> str:
     """Return the version of an allowed package; empty if it is another one, or installed."""
     return _packages.get(package, "")
+
+
+def refuse_package(name: str, reason: str) -> None:
+    """Give the reason in the error where a project's package is not allowed."""
+    _refused[name] = reason
 
 
 def allowed_entries() -> list[str]:
@@ -313,8 +320,10 @@ def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str)
     """
     if not is_allowed(plugin, name):
         full = f"{plugin.distribution}:{name}" if plugin.distribution else name
+        reason = _refused.get(plugin.module.partition(".")[0])
+        remedy = f"list it under plugins in its settings or {VARIABLE}, a project's code under projects of [trainer]"
         raise ConfigError(
-            f"{what} {full[:120]!r} is not allowed in this process; list it under plugins in its settings or {VARIABLE}"
+            f"{what} {full[:120]!r} is not allowed in this process{f': {reason}' if reason else f'; {remedy}'}"
         )
     try:
         item: Any = importlib.import_module(plugin.module)

@@ -62,4 +62,6 @@ def add_project(name: str, folder: Path) -> None:
     if spec and spec.origin and Path(spec.origin).is_relative_to(folder):
         registry.allow_package(name)
     else:
-        log.warning("project %s is not used: this board has another module %s, %s", name, name, spec and spec.origin)
+        reason = f"project {name} is not used, this board has another module {name}, {spec and spec.origin}; rename one"
+        log.warning("%s", reason)
+        registry.refuse_package(name, reason)

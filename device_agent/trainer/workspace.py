@@ -186,8 +186,9 @@ class Workspace:
         """
 
         def check() -> bool:
+            parts = self.data(data)
             try:
-                for examples in filter(len, self.data(data)):
+                for examples in filter(len, parts):
                     shape = self._output_shape(spec, examples.inputs, adaptation, split=split)
                     require_fit(objective, shape, examples.inputs, examples.labels, "model")
             except ConfigError as error:

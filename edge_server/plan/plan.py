@@ -261,7 +261,9 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
         ConfigError: There is no device, or fewer than `cohort.min_devices`.
     """
     if not plan.device and not count:
-        raise ConfigError(f"plan {plan.name!r} has no device; add [[device]] sections or use --local N")
+        raise ConfigError(
+            f"plan {plan.name!r} has no device; add [[device]], or --local N to a trial, --devices N to a replay"
+        )
     named = expand_devices(plan.device)[: count or None]
     fleet = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
     least = plan.cohort.min_devices

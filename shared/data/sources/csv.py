@@ -144,9 +144,11 @@ def _load_rows(plain: _Plain, record: np.dtype[Any], most_rows: int | None) -> t
     """Return parsed lines and their numbers; numpy requires as many cells in each as the record has fields."""
     keys: dict[str, Any] = {"comments": None, "delimiter": plain.separator, "ndmin": 1, "max_rows": most_rows}
     row_bytes = record.itemsize + FLOAT_BYTES * len(plain.columns.numbers)
-    if _is_readable(plain, row_bytes):
+    size = plain.path.stat().st_size
+    if _is_readable(plain, size // (2 * plain.width) * row_bytes):
         rows = np.loadtxt(plain.path, record, skiprows=plain.header, encoding="utf-8", **keys)
-        return rows, np.arange(plain.header + 1, plain.header + 1 + len(rows))
+        if not plain.spec.growing or plain.path.stat().st_size == size:  # else its last line may be unfinished
+            return rows, np.arange(plain.header + 1, plain.header + 1 + len(rows))
     plain.places.clear()
     lines = chain.from_iterable(_read_blocks(plain, row_bytes))
     first = next(lines, "")
@@ -157,27 +159,27 @@ def _load_rows(plain: _Plain, record: np.dtype[Any], most_rows: int | None) -> t
     return rows, places
 
 
-def _is_readable(plain: _Plain, row_bytes: int) -> bool:
-    """Return true if numpy can read the file itself, and its rows fit in memory however short they are.
+def _is_readable(plain: _Plain, most_bytes: int) -> bool:
+    """Return true if numpy can read the file itself, and its rows fit in memory: `most_bytes` if all cells are short.
 
     Where rows have times, messages name lines, which numpy does not count.
 
     Raises:
         OSError: The file cannot be read.
     """
-    spec, size = plain.spec, plain.path.stat().st_size
-    if spec.drop_missing or spec.decimal == "," or spec.growing or spec.time_column:
+    spec = plain.spec
+    if spec.drop_missing or spec.decimal == "," or spec.time_column:
         return False
-    most_bytes = size // (2 * plain.width) * row_bytes
     if most_bytes > UNCHECKED_BYTES and most_bytes > available_bytes():
         return False
     with plain.path.open("rb") as file:
         block = file.read(BLOCK_BYTES)
         if not b"".join(block.split(b"\n", plain.header)[plain.header :]).strip():
             return False  # no line in the first block
-        while block and not any(code in block for code in (b'"', b"\0", b"\r")):
-            block = file.read(BLOCK_BYTES)
-    return not block
+        ends = True
+        while block and not any(code in block for code in (b'"', b"\0")):
+            ends, block = block.endswith(b"\n"), file.read(BLOCK_BYTES)
+    return not block and (ends or not spec.growing)
 
 
 def _read_blocks(plain: _Plain, row_bytes: int) -> Iterator[list[str]]:

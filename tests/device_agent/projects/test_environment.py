@@ -9,8 +9,10 @@ import pytest
 from device_agent.commands.diagnosis.data_check import check_examples
 from device_agent.projects.environment import INSTALLED, add_project, export_plugins
 from shared import registry
+from shared.data.sources.read import SOURCES
 from shared.data.spec import Data
-from tests.naming import names_all
+from shared.errors import ConfigError
+from tests.naming import names_all, naming
 from tests.plugin_files import write_distribution
 
 SOURCE = "import numpy as np\n\n\ndef read(data):\n    return np.arange(12.0).reshape(4, 3), np.array([0, 1, 0, 1])\n"
@@ -56,4 +58,6 @@ def test_a_project_with_the_name_of_an_installed_package_allows_nothing_of_that(
     add_project("numpy", tmp_path)
     assert names_all(caplog.text, "numpy", "not used")
     assert not registry.is_allowed(registry.Plugin("numpy", "load"), "numpy:load")
+    with pytest.raises(ConfigError, match=naming("'numpy:load'", "project numpy is not used")):
+        registry.find(SOURCES, "numpy:load", "source")
     assert sys.path[-1] == str(tmp_path)

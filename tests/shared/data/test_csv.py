@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+import numpy as np
 import pytest
 
 from shared.data.classes import class_names
@@ -217,6 +218,20 @@ def test_a_line_that_is_being_written_is_left_for_later(path):
     for name in ("a", '"a"'):
         path.write_text(f"{name},label\n1,0\n2,1\n3,")
         assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]
+
+
+def test_a_line_that_begins_while_the_file_is_read_is_left_for_later(path, monkeypatch):
+    path.write_text("a,label\n1,0\n2,1\n")
+    by_numpy = np.loadtxt
+
+    def load_grown(*args, **keys):
+        if path.read_text().endswith("\n"):
+            path.write_text(f"{path.read_text()}3,1")
+        return by_numpy(*args, **keys)
+
+    monkeypatch.setattr(np, "loadtxt", load_grown)
+    assert load(Data(source="csv", path=str(path), growing=True)).inputs.flatten().tolist() == [1, 2]
+    assert path.read_text().endswith("3,1")
 
 
 @pytest.mark.parametrize("length", [10, 11, 12, 31, 32, 40, 94, 95, 200])
