@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, is_finite
+from shared.data.sources.arrays import FLOAT_BYTES, ReadPart, is_finite
 from shared.data.sources.columns import Columns, find_columns
 from shared.data.sources.csv_lines import MAX_ROW_CHARS, read_labels, read_lines, require_text, split_paths
 from shared.data.sources.table import TableRows, make_examples
@@ -44,17 +44,11 @@ TEXT_CHARS = (12, 33, 96)
 """Characters of a text, and one, that numpy reads at first, from the second on where there are times, and then."""
 
 
-def read(spec: Data) -> Arrays:
-    """Read one split: inputs of shape (N, features) or windows, labels, and the clients if a column names them.
-
-    Raises:
-        ConfigError: A file is missing, or a line or column is not as expected; the message names both.
-    """
-    return read_part(spec).arrays
-
-
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Read the first lines, with at most `most` features in all; None for no limit.
+    """Read inputs of shape (N, features) or windows, labels, and the clients if a column names them.
+
+    Args:
+        most: Features in all of the first lines to read; None for no limit.
 
     Raises:
         ConfigError: A file is missing, or a line or column is not as expected.

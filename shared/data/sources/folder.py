@@ -58,21 +58,15 @@ class Layout:
         return self.channels * self.width * self.height
 
 
-def read(spec: Data) -> Arrays:
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """Read one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], and classes or masks.
 
     Where labels are not read, pictures may lie anywhere below the split's folder, and folder names do not matter. There
     are `spec.channels` channels; by default one if every picture of the split is grey, else three. Pictures are turned
     upright. Files of other types are skipped with a warning.
 
-    Raises:
-        ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
-    """
-    return read_part(spec).arrays
-
-
-def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Read pictures evenly spread over the split, with at most `most` values in all; None for no limit.
+    Args:
+        most: Values in all of the pictures to read, evenly spread over the split; None for no limit.
 
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.

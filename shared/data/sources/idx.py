@@ -36,19 +36,13 @@ QMNIST_COLUMNS = {"series": 1, "writer": 2}
 """Columns of QMNIST's label table, by C. Yadav and L. Bottou, https://arxiv.org/abs/1905.10498; 0 is the class."""
 
 
-def read(spec: Data) -> Arrays:
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """Read one split of a folder: inputs of shape (N, 1, height, width), labels of shape (N,).
 
     Bytes are scaled to [0, 1]; pixels of other types stay unchanged.
 
-    Raises:
-        ConfigError: A file is missing, damaged, or does not fit the others.
-    """
-    return read_part(spec).arrays
-
-
-def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Read the first examples, with at most `most` values in all; None for no limit.
+    Args:
+        most: Values in all of the first examples to read; None for no limit.
 
     Raises:
         ConfigError: A file is missing, damaged, or does not fit the others.

@@ -51,7 +51,7 @@ DAMAGE = (
 """Exceptions that numpy and zipfile raise on damaged files."""
 
 
-def read(spec: Data) -> Arrays:
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
     """Read one split of the file: inputs of shape (N, ...), labels of shape (N,).
 
     Bytes are pictures, (N, height, width) or (N, height, width, channels), returned as (N, channels, height, width) in
@@ -59,14 +59,8 @@ def read(spec: Data) -> Arrays:
     Labels are numbers from 0, or strings, numbered as in a CSV file; with `targets` they are numbers of shape
     (N, outputs), or masks of shape (N, height, width).
 
-    Raises:
-        ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
-    """
-    return read_part(spec).arrays
-
-
-def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Read the first examples, with at most `most` values in all; None for no limit.
+    Args:
+        most: Values in all of the first examples to read; None for no limit.
 
     Raises:
         ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
