@@ -24,7 +24,7 @@ from shared.data.sources.mel import fft_size, filterbank
 from shared.data.sources.read import read_part
 from shared.data.spec import Data
 
-TURNS, QUICK_TURNS = 7, 3  # the first one imports libraries
+TURNS = 7  # the first one imports libraries
 ROWS, COLUMNS, FILES = 100_000, 10, 400
 QUICK_SHARE = 20
 LARGER = 5
@@ -39,16 +39,16 @@ def run(*, quick: bool = False) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = [*_tables(folder, rows), *_pictures(folder, files), *_sounds(folder, files)]
-        return [_compare(what, ours, theirs, QUICK_TURNS if quick else TURNS) for what, ours, theirs in pairs]
+        return [_compare(what, ours, theirs) for what, ours, theirs in pairs]
 
 
 Pair = tuple[str, Callable[[], object], Callable[[], object]]
 
 
-def _compare(what: str, ours: Callable[[], object], theirs: Callable[[], object], turns: int) -> Figure:
+def _compare(what: str, ours: Callable[[], object], theirs: Callable[[], object]) -> Figure:
     """Return the rate of ours as a share of theirs; the least of several turns each, one after the other."""
     spent: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(turns):
+    for _ in range(TURNS):
         for name, call in (("ours", ours), ("theirs", theirs)):
             began = time.process_time()
             call()
