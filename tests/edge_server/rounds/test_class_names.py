@@ -10,6 +10,7 @@ from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError
 from shared.protocol import wire
+from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Status
 from shared.protocol.topics import topic
 from tests.edge_server.harness import SITE, Puppet, Site, moved, site, virtual
@@ -20,10 +21,13 @@ pytestmark = pytest.mark.virtual_time
 MINE = 'source = "csv"\npath = "away.csv"'
 
 
-async def arrive(here: Site, name: str, classes: list[str] | None, session: int = 1) -> Puppet:
-    """Connect a device that tells what its classes are called."""
+async def arrive(
+    here: Site, name: str, classes: list[str] | None, session: int = 1, inputs: Inputs | None = None
+) -> Puppet:
+    """Connect a device that tells what its classes are called, and how its inputs are prepared."""
     puppet = await here.device(name, online=False)
-    said = Status(device=name, session=session, instance=f"{name}{session}", online=True, classes=classes)
+    instance = f"{name}{session}"
+    said = Status(device=name, session=session, instance=instance, online=True, classes=classes, inputs=inputs)
     await here.broker.publish(topic(SITE, name, "status"), wire.encode(said), retain=True)
     return puppet
 
@@ -42,6 +46,18 @@ async def test_a_run_of_devices_that_differ_does_not_begin(tmp_path):
         await arrive(here, "a", ["cat", "dog"])
         await arrive(here, "b", ["bird", "cat"])
         with pytest.raises(ConfigError, match=naming("b", "bird, cat", "a", "cat, dog", "data.classes")):
+            await here.run
+        assert not [one for one in here.store.records() if isinstance(one, RoundOpened)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "named"), [((5,), ["cat", "dog"], ["(5,)", 64]), ((64,), list("abcdefghijk"), [10, 11])]
+)
+async def test_a_network_that_does_not_fit_what_devices_report_begins_no_round(tmp_path, shape, classes, named):
+    """The server has no examples to try it on, and no device is asked."""
+    async with site(tmp_path, data=MINE, cohort="min_devices = 1") as here:
+        await arrive(here, "a", classes, inputs=Inputs(scale=1.0, shape=shape))
+        with pytest.raises(ConfigError, match=naming("model", *named, "[data] of the devices", "device a")):
             await here.run
         assert not [one for one in here.store.records() if isinstance(one, RoundOpened)]
 
