@@ -113,22 +113,6 @@ def test_a_device_sends_the_share_that_it_was_told(tmp_path, monkeypatch):
         assert 0 < size - told + 40 <= HEADER_BYTES, device
 
 
-def test_what_is_left_is_sent_once_whoever_dies(tmp_path):
-    """A device that dies while it trains, and does it again, has not counted what it has left twice."""
-    plan = make_plan(tmp_path, codec='name = "topk"\noptions = { share = 0.1, error_feedback = true }')
-    here = Site(Network(), plan, tmp_path, name="site")
-    state, _ = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.1)
-    require_equal(state.tree, textbook(plan, sent=passing(plan)))
-
-
-def test_a_round_that_is_repeated_sends_what_it_sent(tmp_path):
-    """A server that ends after a round's first update, and another that goes on; what is left is of one of them."""
-    plan = make_plan(tmp_path, codec='name = "topk"\noptions = { share = 0.1, error_feedback = true }')
-    here = Site(Network(), plan, tmp_path, name="site")
-    state, _ = here.play(lambda: here.serve_twice(lambda it: isinstance(it, UpdateAccepted) and it.round == 2))
-    require_equal(state.tree, textbook(plan, sent=passing(plan)))
-
-
 def sizes(records: list[AnyRecord]) -> dict[tuple[int, str], int]:
     """Return the bytes of every update's payload, by round and device."""
     return {(one.round, one.device): one.update.params.size for one in records if isinstance(one, UpdateAccepted)}

@@ -63,13 +63,3 @@ def test_a_server_that_restarts_knows_what_devices_have_chosen(tmp_path, kind):
     require_equal(state.tree, expected.tree)
     told = [record.assignments for record in records if isinstance(record, RoundOpened)]
     assert [any(CHAIN in one.values for one in round_.values()) for round_ in told[-2:]] == [False, False]
-
-
-def test_a_device_that_dies_while_it_trains_goes_on_with_its_choice(tmp_path):
-    plan = make(tmp_path, "hermes")
-    expected, _ = Site(Network(), plan, tmp_path / "whole").play()
-    here = Site(Network(), plan, tmp_path / "cut")
-
-    state, _ = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.3)
-    assert state.facts == expected.facts
-    require_equal(state.tree, expected.tree)

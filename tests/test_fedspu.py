@@ -152,18 +152,6 @@ def test_a_device_that_dies_while_it_trains_goes_on_with_its_own_model(here):
     require_close(here, state.tree, records)
 
 
-@pytest.mark.parametrize("kind", ["update", "checkpoint"])
-def test_a_server_that_restarts_leaves_no_trace_in_any_model(tmp_path, kind):
-    """Nor in who has left: that is part of its state."""
-    here = Site(Network(), make(tmp_path), tmp_path)
-
-    def cut(written: object) -> bool:
-        return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
-
-    state, records = here.play(lambda: here.serve_twice(cut))
-    require_close(here, state.tree, records)
-
-
 @pytest.mark.parametrize("method", ["fedspu", "random_dropout", "local_only"])
 def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_processes(tmp_path, method):
     """Over slow links, with early stopping and evaluation of personal models on the devices, byte for byte."""

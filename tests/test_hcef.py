@@ -17,7 +17,7 @@ from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay_plan
 from edge_server.replay.source import find_source
 from edge_server.replay.trace.transfer import export
-from tests.edge_server.fleets import Network, Site
+from tests.edge_server.fleets import Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
 from tests.naming import names_all
 
@@ -84,19 +84,6 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, tmp_path):
     steps = [one.values["steps"] for opened in openings(records) for one in opened.assignments.values()]
     assert steps[:3] == pytest.approx([5 / 6] * 3)  # before anything is known of gradients
     assert all(step < 5 / 6 for step in steps[3:])
-
-
-def test_a_server_that_restarts_leaves_no_trace(tmp_path):
-    plan = make(tmp_path)
-
-    def cut(written: object) -> bool:
-        return isinstance(written, UpdateAccepted) and written.round == 2
-
-    here = Site(Network(), plan, tmp_path / "cut")
-    state, records = here.play(lambda: here.serve_twice(cut))
-    whole, others = replay_plan(plan, tmp_path / "replayed" / "run")
-    require_equal(state.tree, whole.tree)
-    assert told(records) == told(others)
 
 
 @pytest.mark.parametrize("baseline", ["hcef", "cef", "cef_f", "cef_c", "mll_sgd"])

@@ -125,25 +125,6 @@ def test_a_run_is_the_loop_bit_for_bit_and_nothing_personal_is_heard(here):
                 assert not any(pair in travelled for pair in pairs if any(pair))
 
 
-def test_a_device_that_dies_while_it_trains_goes_on_with_its_own_part(here):
-    """It begins the round again with what it had before, and ends where it would have without."""
-
-    state, records = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.3)
-    assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
-    require_same(here, state.tree)
-
-
-@pytest.mark.parametrize("kind", ["update", "checkpoint"])
-def test_a_server_that_restarts_leaves_no_trace(tmp_path, kind):
-    here = Site(Network(), make(tmp_path), tmp_path)
-
-    def cut(written: object) -> bool:
-        return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
-
-    state, _ = here.play(lambda: here.serve_twice(cut))
-    require_same(here, state.tree)
-
-
 @pytest.mark.parametrize("method", ["pruned_personalization", "fedalt", "pruning_only"])
 def test_a_replay_under_the_optimizer_is_the_same_for_any_number_of_processes(tmp_path, method):
     """Byte for byte; each device gets a share of its own, and its own network is what is evaluated."""

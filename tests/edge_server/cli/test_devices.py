@@ -15,7 +15,6 @@ from random import Random
 
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.gateway.enrolment.accounts import SiteAccount
@@ -32,21 +31,20 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.tcp_info import Traffic
 from tests.device_agent.sources import report
-from tests.edge_server.processes import ROOT
+from tests.edge_server.processes import ROOT, Ended, captured
 from tests.machine import free_port
 from tests.naming import names_all
 
 SITE = "hall"
 
 
-def run(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
-    """Run the command in this process; return its exit code and what it wrote."""
-    monkeypatch.setattr(sys, "argv", ["edge-server", "devices", *map(str, words)])
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+
+
+def run(*words: object) -> Ended:
+    return captured("devices", *words)
 
 
 def kept(folder: Path, *reports: Report, age_s: float = 60.0) -> None:
@@ -91,10 +89,10 @@ async def _publish(stack: AsyncExitStack, folder: Path) -> int:
 
 
 @pytest.mark.broker
-def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
+def test_the_fleet_as_the_broker_has_it(tmp_path):
     """As JSON with every unit, as a table with marks and absences; noise and other sites are not devices."""
     with a_site(tmp_path / "site") as config:
-        code, out, _ = run(monkeypatch, capsys, "--config", config, "--format", "json")
+        code, out, _ = run("--config", config, "--format", "json")
         gone, here = json.loads(out)["devices"]
         assert code == 0
         assert (here["device"], here["online"], here["board"]) == ("here", True, "nvidia-orin-nano-8gb")
@@ -103,7 +101,7 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
         assert (gone["device"], gone["online"], gone["age_s"]) == ("gone", False, None)
         assert gone["absent"] == {"power": {"lack": "denied"}}
         kept(config.parent / "runs", report(Random(1), 100.0, "here"), age_s=60)
-        code, out, _ = run(monkeypatch, capsys, "--config", config)
+        code, out, _ = run("--config", config)
         lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
         assert code == 0
         assert "yes" in lines["here"]
@@ -115,37 +113,37 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
         config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
         for denied in (False, True):  # the birth of who was revoked is retained still
             write_state(config.parent, SiteState(site=SITE, accounts={"here": SiteAccount(denied=denied)}))
-            code, out, _ = run(monkeypatch, capsys, "--config", config, "--format", "json")
+            code, out, _ = run("--config", config, "--format", "json")
             assert [one["online"] for one in json.loads(out)["devices"]] == [False, not denied]
 
 
 @pytest.mark.broker
-def test_a_device_that_is_gone_for_good_is_forgotten(tmp_path, monkeypatch, capsys):
+def test_a_device_that_is_gone_for_good_is_forgotten(tmp_path):
     """By the broker and by the history; one that is connected is not, except where it is revoked."""
     with a_site(tmp_path / "site") as config:
         kept(config.parent / "runs", *(report(Random(1), 100.0, name) for name in ("here", "gone", "long-gone")))
 
         def listed() -> list[str]:
-            out = run(monkeypatch, capsys, "--config", config, "--format", "json")[1]
+            out = run("--config", config, "--format", "json")[1]
             return [one["device"] for one in json.loads(out)["devices"]]
 
         assert listed() == ["gone", "here", "long-gone"]
-        code, out, _ = run(monkeypatch, capsys, "forget", "gone", "--config", config)
+        code, out, _ = run("forget", "gone", "--config", config)
         assert code == 0
         assert names_all(out, "gone", 1, 2)
-        code, out, _ = run(monkeypatch, capsys, "forget", "long-gone", "--data-dir", config.parent / "runs")
+        code, out, _ = run("forget", "long-gone", "--data-dir", config.parent / "runs")
         assert code == 0
         assert names_all(out, "long-gone", 1, 0)
-        code, _, err = run(monkeypatch, capsys, "forget", "here", "--config", config)
+        code, _, err = run("forget", "here", "--config", config)
         assert code == 2
         assert names_all(err, "here")
         assert listed() == ["here"]
         config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
         write_state(config.parent, SiteState(site=SITE, accounts={"here": SiteAccount(denied=True)}))
-        assert run(monkeypatch, capsys, "forget", "here", "--config", config)[0] == 0
+        assert run("forget", "here", "--config", config)[0] == 0
         assert listed() == []
         for words in (("forget",), ("forget", "nobody", "--config", config), ("forget", "../x", "--config", config)):
-            assert run(monkeypatch, capsys, *words)[0] == 2
+            assert run(*words)[0] == 2
 
 
 @pytest.mark.broker
@@ -174,42 +172,40 @@ async def test_a_client_without_a_session_is_clean_in_the_older_version_too():
     ] == [True, False]
 
 
-def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsys):
+def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch):
     """With a word on it; where there is none either, that is the error."""
     keys = {"plan": "p", "site": "lab", "data_dir": str(tmp_path / "runs"), "broker": {"port": free_port()}}
     (tmp_path / "server.json").write_text(json.dumps(keys))
     monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
-    code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
+    code, out, err = run("--config", tmp_path / "server.json")
     assert (code, out) == (1, "")
     address = f"127.0.0.1:{keys['broker']['port']}"
     assert names_all(err, address)
     kept(tmp_path / "runs", report(Random(1), 1.0))
-    code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
+    code, out, err = run("--config", tmp_path / "server.json")
     assert code == 0
     assert names_all(err, address)
     assert "orin" in out
 
 
-def test_all_of_one_device_and_a_plot(tmp_path, monkeypatch, capsys):
+def test_all_of_one_device_and_a_plot(tmp_path):
     """Value, uncertainty, quality and source; absences with their cause; facts; a line of bars."""
     kept(tmp_path, *(report(Random(number), 100.0 + number) for number in range(50)))
-    code, out, _ = run(monkeypatch, capsys, "orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--hours", 1)
+    code, out, _ = run("orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--hours", 1)
     assert code == 0
     last = report(Random(49), 149.0).readings["power.total_watts"]
     [line] = [line.split() for line in out.splitlines() if line.startswith("power.total_watts ")]
     assert line[1:6] == [f"{last.value:.4g}", "W", f"{last.uncertainty:.4g}", "W", "corrected"]
     assert names_all(out, "no wireless interface", "governor", "schedutil")
     assert names_all(out.partition("power.total_watts, ")[2], 60, 50)
-    code, out, _ = run(
-        monkeypatch, capsys, "orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--format", "json"
-    )
+    code, out, _ = run("orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--format", "json")
     assert len(json.loads(out)["history"]) == 50
 
 
-def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypatch, capsys):
+def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path):
     """A name or text from the wire is shown as it is."""
     kept(tmp_path, Report(device="pi", at=1.0, board="[red]x\x1b[2J", facts={"[b]": "[/nothing]\x1b[2J"}))
-    code, out, _ = run(monkeypatch, capsys, "pi", "--data-dir", tmp_path)
+    code, out, _ = run("pi", "--data-dir", tmp_path)
     assert code == 0
     assert "[red]x?[2J" in out
     assert "\x1b[2J" not in out
@@ -229,10 +225,10 @@ def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypat
         (["--config", "nowhere.toml"], ("nowhere.toml",)),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, words, named):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, named):
     kept(tmp_path / "runs", report(Random(1), 1.0))
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(monkeypatch, capsys, *words)
+    code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert names_all(err, *named)
     assert err.count("\n") == 1

@@ -13,22 +13,15 @@ from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import called
+from tests.edge_server.processes import called, captured
 from tests.naming import names_all, naming
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch):
     """Gives the command; returns its exit code and what it wrote."""
     monkeypatch.setenv("COLUMNS", "140")
-
-    def give(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edge-server", "models", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    yield give
+    yield lambda *words: captured("models", *words)
     registry.allow([])
 
 

@@ -24,6 +24,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early
 from shared.config_reference import as_markdown, format_type, struct_keys, unit_of
+from tests.edge_server.processes import captured
 from tests.naming import naming
 
 ROOT = Path(__file__).parents[3]
@@ -34,18 +35,16 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 KEYS = plan_keys()
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
+def printed(*words: str) -> str:
     """Run the command; return what it prints."""
-    monkeypatch.setattr(sys, "argv", ["edge-server", "plan", "schema", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    return capsys.readouterr().out
+    done = captured("plan", "schema", *words)
+    assert done.code == 0, done.err
+    return done.out
 
 
-def test_the_page_is_that_of_the_structs(monkeypatch, capsys):
+def test_the_page_is_that_of_the_structs():
     """What the command prints, letter by letter."""
-    page = printed(monkeypatch, capsys, "--format", "markdown")
+    page = printed("--format", "markdown")
     assert page == as_markdown(INTRODUCTION, KEYS)
     assert PAGE.read_text() == page, "write it anew with `make fix`"
 
@@ -208,8 +207,8 @@ def test_what_a_plan_may_say_is_valid(change):
     VALIDATOR.validate(changed(ROOT / "deploy" / "plans" / "demo.toml", change))
 
 
-def test_the_schema_is_printed_with_meanings_and_defaults(monkeypatch, capsys):
-    schema = json.loads(printed(monkeypatch, capsys, "--format", "json"))
+def test_the_schema_is_printed_with_meanings_and_defaults():
+    schema = json.loads(printed("--format", "json"))
     assert schema == json.loads(json.dumps(SCHEMA))
     Draft202012Validator.check_schema(schema)
     assert schema["$schema"].startswith("https://json-schema.org/")
@@ -225,6 +224,6 @@ def test_the_schema_is_printed_with_meanings_and_defaults(monkeypatch, capsys):
     assert bare == []
 
 
-def test_the_table_has_every_key(monkeypatch, capsys):
-    words = set(printed(monkeypatch, capsys).split())
+def test_the_table_has_every_key():
+    words = set(printed().split())
     assert {key.name for group in KEYS for key in group.keys} <= words

@@ -30,19 +30,6 @@ async def say(puppet: Puppet, instance: str, session: int, *, online: bool = Tru
 
 
 @pytest.mark.virtual_time
-async def test_the_late_will_of_the_board_before_does_not_end_the_new_one(tmp_path):
-    """Its storage was replaced, so it counts from one again: the will of session 57 is of a process that is over."""
-    async with site(tmp_path, rounds=1) as here:
-        board = await here.device("pi", online=False)
-        await say(board, "old", 57)
-        await say(board, "new", 1)
-        await say(board, "old", 57, online=False)
-        assert here.server.fleet.online == ("pi",)
-        await say(board, "new", 1, online=False)
-        assert here.server.fleet.online == ()
-
-
-@pytest.mark.virtual_time
 async def test_a_birth_that_comes_twice_is_told_once(tmp_path, caplog):
     """The broker is asked for the status of a device whose report came first, and tells it beside the usual way."""
     caplog.set_level("INFO")

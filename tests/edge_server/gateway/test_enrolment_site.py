@@ -41,6 +41,7 @@ from edge_server.gateway.state import read_state, with_account, write_state
 from shared.errors import ConfigError
 from shared.protocol.enrolment import USUAL_PORT, JoinAnswer, parse_token
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
+from tests.edge_server.processes import captured
 from tests.machine import free_port
 from tests.naming import names_all, naming
 
@@ -66,14 +67,10 @@ def site(made):
         path.write_bytes(data)
 
 
-def enrol(site, *words, capsys, code=0, told=False) -> str:
+def enrol(site, *words, code=0, told=False) -> str:
     """Return what the command printed; where it fails, or is asked, what it said beside."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["edge-server", "enrol", "--folder", str(site.folder), *words])
-        with pytest.raises(SystemExit) as ended:
-            command_line.main()
-    found = capsys.readouterr()
-    assert ended.value.code == code, found.err
+    found = captured("enrol", "--folder", site.folder, *words)
+    assert found.code == code, found.err
     return found.err if code or told else found.out
 
 
@@ -82,8 +79,8 @@ def join(site, token, key):
     return site.registrar().answer(Request("POST", "/join", body, "192.0.2.9"))
 
 
-def test_a_token_of_the_command_line_is_good_for_one_certificate(site, capsys):
-    token = parse_token(enrol(site, "pi-03", capsys=capsys))
+def test_a_token_of_the_command_line_is_good_for_one_certificate(site):
+    token = parse_token(enrol(site, "pi-03"))
     assert (token.host, token.port) == ("gateway.local", 8443)
     root = (site.folder / "ca" / "root.crt").read_bytes()
     assert token.root == authority.fingerprint(root)
@@ -96,29 +93,27 @@ def test_a_token_of_the_command_line_is_good_for_one_certificate(site, capsys):
     [signed] = read_state(site.folder).accounts["pi-03"].certificates
     assert signed.serial == f"{certificate.serial_number:x}"
     assert join(site, token, new_key()).status == 403
-    shown = enrol(site, "--list", capsys=capsys)
+    shown = enrol(site, "--list")
     assert "bound" in shown
     assert "ALARM" in shown
     assert "192.0.2.9" in shown
     assert token.secret not in shown + (site.folder / ledgers.FILE).read_text()
 
 
-def test_ten_boards_at_once(site, capsys):
-    rows = list(csv.DictReader(io.StringIO(enrol(site, "--count", "10", "--csv", capsys=capsys))))
+def test_ten_boards_at_once(site):
+    rows = list(csv.DictReader(io.StringIO(enrol(site, "--count", "10", "--csv"))))
     assert [row["device"] for row in rows] == [f"pi-{number:02}" for number in range(1, 11)]
     assert len({parse_token(row["token"]).secret for row in rows}) == 10
-    more = list(
-        csv.DictReader(io.StringIO(enrol(site, "--count", "2", "--csv", "--pattern", "pi-{:02}", capsys=capsys)))
-    )
+    more = list(csv.DictReader(io.StringIO(enrol(site, "--count", "2", "--csv", "--pattern", "pi-{:02}"))))
     assert [row["device"] for row in more] == ["pi-11", "pi-12"]  # those before may have joined by now
     assert {one.state(NOW) for one in read_ledger(site.folder).tokens.values()} == {"open"}
 
 
-def test_a_withdrawn_token_is_none(site, capsys):
-    token = parse_token(enrol(site, "pi-04", "--ttl", "2h", capsys=capsys))
-    enrol(site, "--revoke", token.id, capsys=capsys)
+def test_a_withdrawn_token_is_none(site):
+    token = parse_token(enrol(site, "pi-04", "--ttl", "2h"))
+    enrol(site, "--revoke", token.id)
     assert join(site, token, new_key()).status == 403
-    assert "revoked" in enrol(site, "--list", capsys=capsys)
+    assert "revoked" in enrol(site, "--list")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +132,12 @@ def test_a_withdrawn_token_is_none(site, capsys):
         ["--revoke", "aaaaaa"],
     ],
 )
-def test_what_cannot_be_is_refused_with_a_remedy(site, capsys, words):
-    enrol(site, *words, capsys=capsys, code=2)
+def test_what_cannot_be_is_refused_with_a_remedy(site, words):
+    enrol(site, *words, code=2)
     assert not read_ledger(site.folder).tokens
 
 
-def test_the_ledger_is_its_owners_alone_and_no_writer_loses_anothers(site, capsys):
+def test_the_ledger_is_its_owners_alone_and_no_writer_loses_anothers(site):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: _add(site, f"pi-{number}"), range(40)))
     assert len(read_ledger(site.folder).tokens) == 40
@@ -164,31 +159,31 @@ def test_a_damaged_ledger_is_never_written_over(site, data):
     assert path.read_bytes() == data
 
 
-def test_a_revoked_device_is_let_in_again_by_a_new_token_alone_where_the_operator_says_so(site, capsys):
+def test_a_revoked_device_is_let_in_again_by_a_new_token_alone_where_the_operator_says_so(site):
     old, new = new_key(), new_key()
-    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), old)
-    earlier = parse_token(enrol(site, "pi-03", capsys=capsys))
+    join(site, parse_token(enrol(site, "pi-03")), old)
+    earlier = parse_token(enrol(site, "pi-03"))
     asyncio.run(revoke(open_folder(site.folder), "pi-03", datetime.fromtimestamp(NOW, UTC)))
     assert b'"revoked"' in join(site, earlier, new).body
     renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(old).decode()}))
     assert b'"revoked"' in site.registrar().answer(renewal).body
     kept = read_ledger(site.folder)
-    told = enrol(site, "pi-03", capsys=capsys, code=2)
+    told = enrol(site, "pi-03", code=2)
     assert names_all(told, "pi-03", "edge-server enrol pi-03 --readmit")
     assert (read_ledger(site.folder), site.is_denied("pi-03")) == (kept, True)
-    assert names_all(enrol(site, "pi-03", "--readmit", capsys=capsys, told=True), "pi-03")
+    assert names_all(enrol(site, "pi-03", "--readmit", told=True), "pi-03")
     assert b'"revoked"' in join(site, earlier, new).body
-    assert enrol(site, "pi-03", "--readmit", capsys=capsys, told=True) == "", "it is in by now"
-    token = parse_token(enrol(site, "pi-03", capsys=capsys))
+    assert enrol(site, "pi-03", "--readmit", told=True) == "", "it is in by now"
+    token = parse_token(enrol(site, "pi-03"))
     assert join(site, token, new).status == 200
     assert not read_state(site.folder).accounts["pi-03"].denied
     assert b'"revoked"' in site.registrar().answer(renewal).body  # the stolen board's key stays out
 
 
-def test_tokens_of_before_are_void_when_a_revoked_device_is_let_in_again(site, capsys, monkeypatch):
+def test_tokens_of_before_are_void_when_a_revoked_device_is_let_in_again(site, monkeypatch):
     """Whoever took such a token with the board must not be quicker than its owner."""
-    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), new_key())
-    earlier, answers = parse_token(enrol(site, "pi-03", capsys=capsys)), []
+    join(site, parse_token(enrol(site, "pi-03")), new_key())
+    earlier, answers = parse_token(enrol(site, "pi-03")), []
     asyncio.run(revoke(open_folder(site.folder), "pi-03", datetime.fromtimestamp(NOW, UTC)))
 
     async def watched(folder, name):
@@ -197,28 +192,24 @@ def test_tokens_of_before_are_void_when_a_revoked_device_is_let_in_again(site, c
         return done
 
     monkeypatch.setattr(enrol_command, "readmit", watched)
-    enrol(site, "pi-03", "--readmit", capsys=capsys)
+    enrol(site, "pi-03", "--readmit")
     assert [b'"revoked"' in one for one in answers] == [True]
 
 
-def test_a_board_that_was_away_for_too_long_renews_when_the_operator_says_so(site, capsys):
+def test_a_board_that_was_away_for_too_long_renews_when_the_operator_says_so(site):
     key = new_key()
     renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(key).decode()}))
     site.issue(public_of(key), "pi-03")
     late = EnrolmentSite(site.folder, utc_s=lambda: NOW + 600 * DAY_S)
     assert b'"approval"' in late.registrar().answer(renewal).body
-    assert "devices approve pi-03" in enrol(site, "--list", capsys=capsys)
+    assert "devices approve pi-03" in enrol(site, "--list")
     for words, code in (
         (["approve"], 2),
         (["approve", "pi-04"], 2),
         (["pi-03", "pi-04"], 2),
         (["approve", "pi-03"], 0),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["edge-server", "devices", *words, "--folder", str(site.folder)])
-            with pytest.raises(SystemExit) as ended:
-                command_line.main()
-        assert ended.value.code == code
+        assert captured("devices", *words, "--folder", site.folder).code == code
     assert late.registrar().answer(renewal).status == 200
     assert (
         b'"approval"' in EnrolmentSite(site.folder, utc_s=lambda: NOW + 2000 * DAY_S).registrar().answer(renewal).body
@@ -236,7 +227,7 @@ def test_a_holder_is_a_device_alone(site):
     assert site.find_holder(read_state(site.folder).accounts["pi-05"].certificates[0].key).device == "pi-05"
 
 
-def test_a_terminal_shows_a_code_that_says_the_token(site, capsys, tmp_path):
+def test_a_terminal_shows_a_code_that_says_the_token(site, tmp_path):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -267,21 +258,18 @@ def test_without_a_site_it_is_said_what_to_do(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["ca/site.key", "gateway/enrolment.key", "state.json", "accounts.sqlite"])
-def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, capsys, name):
+def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, name):
     path = site.folder / name
     path.chmod(0o644)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["edge-server", "enrolment-service", "--folder", str(site.folder)])
-            with pytest.raises(SystemExit) as ended:
-                command_line.main()
+        ended = captured("enrolment-service", "--folder", site.folder)
     finally:
         path.chmod(0o600)
-    assert ended.value.code == 2
-    assert f"chmod 600 {path}" in capsys.readouterr().err
+    assert ended.code == 2
+    assert f"chmod 600 {path}" in ended.err
 
 
-def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, caplog, capsys):
+def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, caplog):
     options = argparse.Namespace(folder=site.folder, days=365.0, host="127.0.0.1", port=0)
     secured = ssl.create_default_context(cadata=(site.folder / "ca" / "root.crt").read_text())
     answers, doctors = [], []
@@ -317,14 +305,14 @@ def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, 
     stopped = asyncio.run(examine_services(None, site.folder))[-1]
     assert stopped.state == "advice"
     assert names_all(stopped.mend, f"edge-server enrolment-service --port {port}")
-    assert parse_token(enrol(site, "pi-03", capsys=capsys)).port == port, "a token names the port that boards reach"
+    assert parse_token(enrol(site, "pi-03")).port == port, "a token names the port that boards reach"
 
 
 @pytest.mark.parametrize("readmitted", [False, True])
-def test_a_renewal_under_way_while_its_device_is_revoked_is_refused(site, capsys, readmitted):
+def test_a_renewal_under_way_while_its_device_is_revoked_is_refused(site, readmitted):
     """The key is checked before the certificate is signed; between both, the operator revokes, and may readmit."""
     old = new_key()
-    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), old)
+    join(site, parse_token(enrol(site, "pi-03")), old)
     registrar, folder = site.registrar(), open_folder(site.folder)
 
     def issue_late(public, device):
@@ -338,23 +326,23 @@ def test_a_renewal_under_way_while_its_device_is_revoked_is_refused(site, capsys
     assert all(one.revoked for one in read_state(site.folder).accounts["pi-03"].certificates)
 
 
-def test_readmission_revokes_every_certificate_of_the_account(site, capsys):
+def test_readmission_revokes_every_certificate_of_the_account(site):
     """Also one that an earlier version signed while the device was being revoked."""
-    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), new_key())
+    join(site, parse_token(enrol(site, "pi-03")), new_key())
     state = read_state(site.folder)
     write_state(
         site.folder, with_account(state, "pi-03", msgspec.structs.replace(state.accounts["pi-03"], denied=True))
     )
-    enrol(site, "pi-03", "--readmit", capsys=capsys)
+    enrol(site, "pi-03", "--readmit")
     [certificate] = read_state(site.folder).accounts["pi-03"].certificates
     assert certificate.revoked
     assert not site.is_denied("pi-03")
 
 
-def test_a_device_renews_twenty_times_at_once_and_then_once_a_minute(site, capsys):
+def test_a_device_renews_twenty_times_at_once_and_then_once_a_minute(site):
     """However many addresses it asks from: each renewal is a certificate on record."""
     key = new_key()
-    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), key)
+    join(site, parse_token(enrol(site, "pi-03")), key)
     body = msgspec.json.encode({"request": request_of(key).decode()})
     registrar = site.registrar()
     answers = [registrar.answer(Request("POST", "/renew-expired", body, f"192.0.2.{n}")) for n in range(30)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
 
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import SiteFolder
+from tests.edge_server.processes import captured
 from tests.naming import names_all
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -79,28 +78,23 @@ def places(tmp_path_factory):
         ("site init --name roof --folder FILE/below", "FILE", "--folder"),
     ],
 )
-def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, place, remedy, places, monkeypatch, capsys):
+def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, place, remedy, places):
     """Not to run it as another user, who would find none either."""
     for name, path in places.items():
         line = line.replace(name, str(path))
-    monkeypatch.setattr(sys, "argv", ["edge-server", *line.split(" ")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert names_all(capsys.readouterr().err, places[place], remedy)
+    code, _, said = captured(*line.split(" "))
+    assert code == 2
+    assert names_all(said, places[place], remedy)
     assert not places["NEW"].exists()
 
 
 @pytest.mark.parametrize("line", WORDS)
-def test_a_mistake_is_told_in_a_line(line, places, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_told_in_a_line(line, places, tmp_path):
     names = places | {"NEW": tmp_path / "new"}
     for name, path in names.items():
         line = line.replace(name, str(path))
-    monkeypatch.setattr(sys, "argv", ["edge-server", *line.split(" ")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code in (1, 2), said
+    code, _, said = captured(*line.split(" "))
+    assert code in (1, 2), said
     assert "edge-server" in said
     assert "Traceback" not in said
     assert "\x1b" not in said

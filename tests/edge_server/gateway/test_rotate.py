@@ -20,8 +20,7 @@ from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation import rotate
 from edge_server.gateway.rotation.rotate import CaRotation, finish_ca, rotate_ca, rotate_server
 from edge_server.gateway.state import read_state
-from shared.errors import ConfigError, Unreachable
-from shared.runtime.processes import terminate
+from shared.errors import ConfigError
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import called
 from tests.naming import names_all, naming
@@ -110,40 +109,6 @@ async def test_an_overlap_may_be_cut_short(tmp_path):
         assert not await site.lets_in(old)
         assert (await reload_broker(site.folder)) == WELL
         assert not await site.lets_in(old)
-
-
-@pytest.mark.parametrize("cut", range(1, 6))
-def test_a_rotation_that_was_cut_short_goes_on(tmp_path, monkeypatch, cut):
-    """Wherever it stopped between two files: asked for again it ends with a CA and all that it signs."""
-    site = make_site(tmp_path)
-    board = site.enrol("pi-03")
-    writes = []
-
-    def put(self, path, data, **options):
-        if len(writes) == cut:
-            raise Unreachable("the power is gone")
-        writes.append(path)
-        return whole(self, path, data, **options)
-
-    whole = type(site.folder).put
-    with monkeypatch.context() as patch:
-        patch.setattr(type(site.folder), "put", put)
-        with pytest.raises(Unreachable):
-            run(rotate_ca(site.folder, now()))
-    with suppress(ConfigError):  # where the CA itself was whole
-        run(rotate_ca(site.folder, now()))
-    assert called("site", "init", "--folder", site.path) == 0
-
-    async def scene():
-        await site.start()
-        try:
-            assert await site.lets_in(board)
-            assert await site.lets_in(site.enrol("pi-04"))
-            assert (await reload_broker(site.folder)) == WELL
-        finally:
-            await terminate(site.process)
-
-    run(scene())
 
 
 def test_without_the_roots_key_no_ca_is_made(tmp_path):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.journal.plan_queue import MOST_ENDED, PlanQueue
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, SiteBusy
 from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import captured
 from tests.naming import log_messages, names_all, naming
 
 SITE = "lab"
@@ -107,17 +106,13 @@ def test_one_server_at_a_time_serves_a_site(queue, plan):
         assert other.is_served()
 
 
-def test_the_commands_submit_list_move_and_remove(tmp_path, monkeypatch, capsys):
+def test_the_commands_submit_list_move_and_remove(tmp_path):
     path = write_plan(tmp_path, rounds=1)
     config = tmp_path / "server.toml"
     config.write_text(f'site = "{SITE}"\ndata_root = "."\n')
 
     def edge_server(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edge-server", *map(str, words), "--config", str(config)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
+        return captured(*words, "--config", config)
 
     code, _, err = edge_server("run")
     assert (code, names_all(err, config, "plan")) == (2, True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import msgspec
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.plan.sites import SitesPlan, devices_by_site, parse_round, round_name, round_number, round_position
 from edge_server.rounds.check_plan import load, require_one_site
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import captured
 from tests.naming import names_all, naming
 
 DEVICES = '[[device]]\nname = "roof"\ncount = 3\n[[device]]\nname = "barn"\ncount = 2\n[[device]]\nname = "yard"'
@@ -98,9 +96,9 @@ def test_a_mistake_names_the_key_and_its_value(tmp_path, sites, named):
         load(plan_file(tmp_path, sites), tmp_path, several_sites=True)
 
 
-def test_a_site_must_have_as_many_devices_as_its_rounds_wait_for(tmp_path, monkeypatch, capsys):
+def test_a_site_must_have_as_many_devices_as_its_rounds_wait_for(tmp_path):
     """The third site has one; a round of it would wait for ever."""
-    code, _, err = called(monkeypatch, capsys, "plan", "check", plan_file(tmp_path, cohort="min_devices = 2"))
+    code, _, err = captured("plan", "check", plan_file(tmp_path, cohort="min_devices = 2"))
     assert code == 2
     assert names_all(err, "cohort.min_devices", "yard", 1, 2)
 
@@ -128,21 +126,14 @@ def test_what_runs_one_server_refuses_sites(tmp_path):
         require_one_site(load(path, tmp_path, several_sites=True), path)
 
 
-def called(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["edge-server", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, *capsys.readouterr()
-
-
-def test_plan_check_shows_sites_weights_and_zeta(tmp_path, monkeypatch, capsys):
+def test_plan_check_shows_sites_weights_and_zeta(tmp_path):
     """A ring of three is complete; 3, 2 and 1 devices: each edge carries the smaller of N / 3."""
-    code, out, _ = called(monkeypatch, capsys, "plan", "check", plan_file(tmp_path))
+    code, out, _ = captured("plan", "check", plan_file(tmp_path))
     assert code == 0
     assert "ring" in out
     assert "roof-0, roof-1, roof-2" in out
     assert "roof 0.6667, barn 0.2222, yard 0.1111" in out
-    code, out, _ = called(monkeypatch, capsys, "plan", "check", plan_file(tmp_path), "--format", "json")
+    code, out, _ = captured("plan", "check", plan_file(tmp_path), "--format", "json")
     report = msgspec.json.decode(out)
     assert report["graph"] == "ring"
     assert 0 < report["zeta"] < 1
@@ -150,12 +141,12 @@ def test_plan_check_shows_sites_weights_and_zeta(tmp_path, monkeypatch, capsys):
     assert report["sites"][2]["weights"] == pytest.approx({"roof": 1 / 3, "barn": 1 / 3, "yard": 1 / 3})
 
 
-def test_plan_check_takes_any_plan_and_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+def test_plan_check_takes_any_plan_and_says_what_is_wrong(tmp_path):
     path = write_plan(tmp_path)
-    code, out, _ = called(monkeypatch, capsys, "plan", "check", path)
+    code, out, _ = captured("plan", "check", path)
     assert code == 0
     assert names_all(out, "tiny", 2, "fedavg", 0)
     path = plan_file(tmp_path, 'clusters = { roof = ["roof-*"] }')
-    code, _, err = called(monkeypatch, capsys, "plan", "check", path)
+    code, _, err = captured("plan", "check", path)
     assert code == 2
     assert names_all(err, path, "sites.clusters", 3, "barn-0", "yard")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, UpdateAccepted
 from edge_server.journal.sqlite import read_records
 from edge_server.replay.run import replay_plan
 from shared.protocol.inputs import Inputs
+from tests.edge_server.processes import captured
 from tests.edge_server.textbook import make_plan
 from tests.naming import names_all
 
@@ -45,13 +44,10 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def call(runs, monkeypatch, capsys):
+def call(runs):
     def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["edge-server", "replay", *map(str, words), "--data-dir", str(runs / "runs")])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out + said.err
+        code, out, err = captured("replay", *words, "--data-dir", runs / "runs")
+        return code, out + err
 
     return run
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from edge_server.__main__ import main
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
 from edge_server.learner import initial_network, plan_frozen
@@ -26,6 +24,7 @@ from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.tensors.tree import State
 from tests.edge_server.harness import beginning
+from tests.edge_server.processes import captured
 from tests.edge_server.textbook import DEVICES, make_plan, require_equal, textbook_round
 from tests.naming import naming
 
@@ -183,32 +182,25 @@ def test_one_site_alone_is_the_plan_without_sites(tmp_path):
     assert seconds[0] == seconds[1]
 
 
-def called(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["edge-server", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code, *capsys.readouterr()
-
-
-def test_the_command_records_a_run_for_each_site(tmp_path, monkeypatch, capsys):
+def test_the_command_records_a_run_for_each_site(tmp_path):
     """Beside each other, so that `runs`, `show` and `report` take them; what has no meaning for several is refused."""
     plan_of(tmp_path, f"{EQUAL}\nedge_rounds = 2", rounds=2)
     path, runs = tmp_path / "plan.toml", tmp_path / "runs"
     places = "--data-dir", runs, "--data-root", tmp_path
-    code, out, _ = called(monkeypatch, capsys, "replay", path, *places, "--workers", 1)
+    code, out, _ = captured("replay", path, *places, "--workers", 1)
     assert code == 0
     names = sorted(folder.name for folder in runs.iterdir() if folder.is_dir())
     assert [name.rpartition("-")[2] for name in names] == ["barn", "roof", "yard"]
     assert len({name.rpartition("-")[0] for name in names}) == 1
     assert all(name in out for name in names)
-    code, out, _ = called(monkeypatch, capsys, "runs", "--data-dir", runs, "--format", "json")
+    code, out, _ = captured("runs", "--data-dir", runs, "--format", "json")
     assert sorted(one["run"] for one in msgspec.json.decode(out)) == names
-    code, out, _ = called(monkeypatch, capsys, "show", names[0], "--data-dir", runs)
+    code, out, _ = captured("show", names[0], "--data-dir", runs)
     assert code == 0
-    code, _, _ = called(monkeypatch, capsys, "report", *names, "--data-dir", runs, "--out", tmp_path / "page.html")
+    code, _, _ = captured("report", *names, "--data-dir", runs, "--out", tmp_path / "page.html")
     assert code == 0
     assert all(name in (tmp_path / "page.html").read_text() for name in names)
-    code, out, _ = called(monkeypatch, capsys, "replay", path, *places, "--workers", 1, "--format", "json")
+    code, out, _ = captured("replay", path, *places, "--workers", 1, "--format", "json")
     assert [Path(one["record"]).name for one in msgspec.json.decode(out)] == [names[1], names[0], names[2]]
 
 
@@ -222,7 +214,7 @@ def test_what_sites_cannot_be_replayed_from_or_into_is_refused(tmp_path):
         run_replay(folder, tmp_path, runs, 0, 1)
 
 
-def test_one_site_decides_for_the_devices_of_all(tmp_path, monkeypatch, capsys):
+def test_one_site_decides_for_the_devices_of_all(tmp_path):
     """The first of the plan; each site records what its own were given, and from whom, and rounds go by GLOBAL.EDGE."""
     table = f'{EQUAL}\nbackhaul_mbit_s = 1.0\n[optimizer]\nname = "clusters"'
     plan = plan_of(tmp_path, table, rounds=2, algorithm='name = "fedprox"')
@@ -231,24 +223,24 @@ def test_one_site_decides_for_the_devices_of_all(tmp_path, monkeypatch, capsys):
         assert [one.decision.coordinator for one in opened if one.decision] == ["roof", "roof"]
         assert all(one.decision and one.decision.devices.keys() == {f"{site}-0", f"{site}-1"} for one in opened)
         assert [closed.outcome for closed in closed_rounds(records)] == ["aggregated"] * 2
-    code, out, _ = called(monkeypatch, capsys, "explain", "run-yard", "1.0", "--data-dir", tmp_path)
+    code, out, _ = captured("explain", "run-yard", "1.0", "--data-dir", tmp_path)
     assert (code, "yard-0" in out, "roof-0" in out) == (0, True, False)
     assert out.startswith("round 1.0: clusters decided")
-    shown = called(monkeypatch, capsys, "show", "run-yard", "--data-dir", tmp_path)[1]
+    shown = captured("show", "run-yard", "--data-dir", tmp_path)[1]
     assert [line.split()[0] for line in shown.splitlines() if line.strip()[:3] in ("0.0", "1.0")] == ["0.0", "1.0"]
     assert "after round 1.0" in shown
     where = "--out", tmp_path / "model", "--format", "safetensors", "--data-dir", tmp_path
-    assert called(monkeypatch, capsys, "export", "run-yard", "--round", "1.0", *where)[0] == 0
-    assert called(monkeypatch, capsys, "export", "run-yard", "--round", "1.1", *where)[0] == 2
-    assert called(monkeypatch, capsys, "explain", "run-yard", "1.1", "--data-dir", tmp_path)[0] == 2
+    assert captured("export", "run-yard", "--round", "1.0", *where)[0] == 0
+    assert captured("export", "run-yard", "--round", "1.1", *where)[0] == 2
+    assert captured("explain", "run-yard", "1.1", "--data-dir", tmp_path)[0] == 2
 
 
-def test_the_run_of_a_site_is_a_trace_as_any_other(tmp_path, monkeypatch, capsys):
+def test_the_run_of_a_site_is_a_trace_as_any_other(tmp_path):
     """With its own devices alone."""
     plan = plan_of(tmp_path, EQUAL, rounds=1)
     played(plan, tmp_path / "runs")
     words = "trace", "export", "run-barn", "--out", tmp_path / "trace", "--data-dir", tmp_path / "runs"
-    assert called(monkeypatch, capsys, *words)[0] == 0
-    assert called(monkeypatch, capsys, "trace", "check", tmp_path / "trace")[0] == 0
+    assert captured(*words)[0] == 0
+    assert captured("trace", "check", tmp_path / "trace")[0] == 0
     trace = files.read(tmp_path / "trace")
     assert [device.name for device in trace.header.devices] == ["barn-0", "barn-1"]

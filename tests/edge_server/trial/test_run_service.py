@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundClosed, RunClosed, RunOpened
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import captured
 from tests.naming import names_all
 
 RUN = "tiny-20261122T000000Z-0123"
@@ -28,19 +27,16 @@ def write_config(folder: Path, **keys: object) -> Path:
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 1), ("diverged", 1)])
-def test_a_plan_that_has_ended_is_not_begun_again_by_a_restart(tmp_path, monkeypatch, capsys, outcome, code):
+def test_a_plan_that_has_ended_is_not_begun_again_by_a_restart(tmp_path, outcome, code):
     """A service's restart began it anew each time; it ends with the run's own code, and says how to begin anew."""
     plan = load(write_plan(tmp_path, rounds=1), tmp_path)
     store = SqliteStore(tmp_path / "runs" / RUN)
     closed = RoundClosed(round=1, outcome="aggregated", arrived=(), seconds=1.0)
     store.extend([RunOpened(run=RUN, plan=plan, started="20261122T000000Z"), closed, RunClosed(outcome=outcome)])
     store.close()
-    config = write_config(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == code
-    assert names_all(capsys.readouterr().err, "tiny", RUN, "--again")
+    ended = captured("run", "--config", write_config(tmp_path))
+    assert ended.code == code
+    assert names_all(ended.err, "tiny", RUN, "--again")
     assert [path.parent.name for path in (tmp_path / "runs").glob(f"*/{JOURNAL}")] == [RUN]
 
 
@@ -53,45 +49,38 @@ def leave_unfinished(folder: Path, name: str, started: str, **sections: str) -> 
     return write_config(folder)
 
 
-def said_by_run(config: Path, monkeypatch, capsys, *words: str) -> str:
+def said_by_run(config: Path, monkeypatch, *words: str) -> str:
     """Return what `run` writes until it would serve."""
 
     def connect(*_: object) -> None:
         raise asyncio.CancelledError
 
     monkeypatch.setattr("edge_server.trial.live.connect_site", connect)
-    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config), *words])
-    with pytest.raises(SystemExit):
-        main()
-    return capsys.readouterr().err
+    return captured("run", "--config", config, *words).err
 
 
-def test_an_edited_plan_says_where_it_differs_and_which_run_it_begins(tmp_path, monkeypatch, capsys):
+def test_an_edited_plan_says_where_it_differs_and_which_run_it_begins(tmp_path, monkeypatch):
     """It began another run without a word, and the one before stayed as it was."""
     config = leave_unfinished(tmp_path, RUN, "20261122T000000Z")
-    assert not names_all(said_by_run(config, monkeypatch, capsys), "round.deadline_s")
+    assert not names_all(said_by_run(config, monkeypatch), "round.deadline_s")
     write_plan(tmp_path, rounds=3, round="deadline_s = 90.0")
-    said = said_by_run(config, monkeypatch, capsys)
+    said = said_by_run(config, monkeypatch)
     assert names_all(said, RUN, "round.deadline_s", "30.0", "90.0", "rounds", 1, 3)
     assert "tiny-" in said.replace(RUN, "")
 
 
-def test_again_of_a_run_that_is_not_finished_goes_on_with_it_and_says_so(tmp_path, monkeypatch, capsys):
+def test_again_of_a_run_that_is_not_finished_goes_on_with_it_and_says_so(tmp_path, monkeypatch):
     config = leave_unfinished(tmp_path, RUN, "20261122T000000Z")
-    said = said_by_run(config, monkeypatch, capsys, "--again")
+    said = said_by_run(config, monkeypatch, "--again")
     assert names_all(said, RUN, f"edge-server runs rm {RUN} --config {config}")
 
 
-def test_a_run_that_the_servers_file_names_is_not_begun_again(tmp_path, monkeypatch, capsys):
+def test_a_run_that_the_servers_file_names_is_not_begun_again(tmp_path):
     """Two runs have no one name: the file must say another."""
     plan = load(write_plan(tmp_path, rounds=1), tmp_path)
     store = SqliteStore(tmp_path / "runs" / "mine")
     opened = RunOpened(run="mine", plan=plan, started="20261122T000000Z")
     store.extend([opened, RunClosed(outcome="finished")])
     store.close()
-    config = write_config(tmp_path, run="mine")
-    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config), "--again"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert names_all(capsys.readouterr().err, "mine")
+    ended = captured("run", "--config", write_config(tmp_path, run="mine"), "--again")
+    assert (ended.code, names_all(ended.err, "mine")) == (2, True)

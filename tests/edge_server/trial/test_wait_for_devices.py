@@ -6,13 +6,11 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.journal.plan_queue import QUEUES
 from edge_server.journal.records import (
@@ -31,7 +29,7 @@ from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
 from edge_server.trial import wait_for_devices
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, called, final, folder_of, forked, until
+from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, called, captured, final, folder_of, forked, until
 from tests.edge_server.textbook import require_equal
 from tests.machine import free_port, on_terminal, require_whole
 from tests.naming import names_all
@@ -72,24 +70,13 @@ def waits(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if f" {wait_for_devices.__name__} " in line]
 
 
-Typed = Callable[..., tuple[int, str, str]]
+def typed(*arguments: object) -> tuple[int, str, str]:
+    """Run a command in this process; return its exit code, its output, and its errors in one line."""
+    code, out, err = captured(*arguments)
+    return code, out, " ".join(err.split())
 
 
-@pytest.fixture
-def typed(monkeypatch, capfd) -> Typed:
-    """Return what runs a command in this process, and returns its exit code and what it wrote."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edge-server", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr()
-        return ended.value.code, said.out, " ".join(said.err.split())
-
-    return run
-
-
-def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_run(fleet, tmp_path, typed):
+def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_run(fleet, tmp_path):
     """The replay ends at the same bits; report, export and comparison read it; JSON is all that is on the output."""
     plan(tmp_path, "a", "b")
     code, out, said = typed(*words(fleet, tmp_path, "--format", "json"))
@@ -108,7 +95,7 @@ def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_ru
     assert typed("report", folder.name, *runs, "--out", tmp_path / "report.html")[0] == 0
 
 
-def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so(fleet, tmp_path, typed):
+def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so(fleet, tmp_path):
     """It is given no task, and nothing of it is recorded but why; unless the site takes strangers."""
     plan(tmp_path, "a", rounds=1, cohort="min_devices = 1")
     code, _, said = typed(*words(fleet, tmp_path))
@@ -172,7 +159,7 @@ def test_a_server_waits_for_its_devices_before_the_first_round(fleet, tmp_path):
     assert f"{first}\n" in said
 
 
-def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(fleet, tmp_path, typed):
+def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(fleet, tmp_path):
     plan(tmp_path, "a", "c", cohort="min_devices = 2\nwait_s = 1.0")
     code, out, said = typed(*words(fleet, tmp_path))
     assert (code, out) == (1, "")
@@ -180,7 +167,7 @@ def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(
     assert [one.name for one in (tmp_path / "runs").iterdir() if one.is_dir()] == [QUEUES]
 
 
-def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path, typed):
+def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path):
     plan(tmp_path, "a", "b", cohort="min_devices = 2\nwait_s = 0.5")
     path = tmp_path / "server.json"
     path.write_text(
@@ -198,7 +185,7 @@ def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_p
         (("a", "b"), ("--embedded-broker",), ("--embedded-broker",)),
     ],
 )
-def test_what_cannot_be_is_something_to_edit(fleet, tmp_path, typed, names, more, named):
+def test_what_cannot_be_is_something_to_edit(fleet, tmp_path, names, more, named):
     plan(tmp_path, *names)
     code, _, said = typed(*words(fleet, tmp_path, *more))
     assert code == 2
@@ -255,7 +242,7 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, typed, keys, named):
+def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, keys, named):
     """Whether it is found before the devices are waited for or after; no round is begun, and no device has a task."""
     for name, side, classes in (("wide", 9, 10), ("many", 8, 12), ("few", 8, 3)):
         pictures = np.zeros((24, side, side), np.uint8)
@@ -271,7 +258,7 @@ def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, typed, keys, named):
     assert not any(isinstance(record, RoundOpened) for records in journals for record in records)
 
 
-def test_a_run_without_one_round_that_counts_is_no_success(fleet, tmp_path, typed):
+def test_a_run_without_one_round_that_counts_is_no_success(fleet, tmp_path):
     """Two updates of three came, twice: code 1, and the reason on the output, in words and in JSON."""
     plan(tmp_path, "a", "b", round='deadline_s = 60.0\nmin_updates = 3\non_missed = "continue"', evaluation="every = 0")
     code, out, _ = typed(*words(fleet, tmp_path))
