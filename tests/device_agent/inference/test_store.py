@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.release import PARAMETERS, ReleaseManifest, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.releases import light_release, offer_of
+from tests.full_disk import refuse_writes
 from tests.naming import naming
 
 TO_COMMITTED = ("fetched", "verified", "staged", "switched", "passed")
@@ -174,11 +173,8 @@ def test_a_full_disk_leaves_the_record_as_it_was(store, monkeypatch):
     commit(store, 1)
     before = store.record("digits")
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        refuse_writes(patch)
         with pytest.raises(Unwritable):
             offered(store, 2)
     assert store.record("digits") == before

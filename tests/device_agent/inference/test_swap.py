@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background, inline
 from tests.device_agent.inference.releases import MemoryServing, light_release, offer_of
+from tests.full_disk import refuse_writes
 
 pytestmark = pytest.mark.virtual_time
 
@@ -419,13 +418,6 @@ async def test_a_release_without_room_is_refused_before_anything_is_fetched(boar
         assert told.reason.startswith("disk: ")
         await board.offer(2, attempt=2)
         await board.reach("committed")
-
-
-def refuse_writes(patch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    patch.setattr(Path, "write_bytes", full)
 
 
 async def test_a_disk_that_takes_nothing_does_not_keep_a_bad_version(board, monkeypatch):

@@ -9,7 +9,6 @@ import shutil
 import subprocess  # noqa: TID251 - a board's process, which has no torch
 import sys
 from itertools import count
-from pathlib import Path
 
 import msgspec
 import onnxruntime
@@ -26,6 +25,7 @@ from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called
 from tests.edge_server.release.runs import RUN, leave_run
+from tests.full_disk import refuse_writes
 from tests.naming import names_all
 
 pytest.importorskip("onnx")
@@ -35,6 +35,7 @@ import json, sys
 import numpy as np
 import onnxruntime
 from safetensors.numpy import load_file
+from tests.full_disk import refuse_writes
 from tests.naming import names_all
 
 def bound(graph, names):
@@ -125,18 +126,13 @@ def test_a_trained_split_network_is_as_accurate_as_its_run_says(tmp_path, give):
 def test_a_full_disk_leaves_no_half_release(monkeypatch, tmp_path, give):
     """At whichever file it is full; with room again the same command does it."""
     leave_run(tmp_path, "mlp")
-    files, write, failed = 5, Path.write_bytes, 0
+    files, failed = 5, 0
     for full in range(files):
         shutil.rmtree(tmp_path / "releases", ignore_errors=True)
         writes = count()
 
-        def fill(path: Path, data: bytes, writes=writes, full=full) -> int:
-            if next(writes) == full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            return write(path, data)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", fill)
+            refuse_writes(patch, lambda writes=writes, full=full: next(writes) == full)
             code, _, err = give("create", "last")
         failed += (code, names_all(err, os.strerror(errno.ENOSPC))) == (1, True)
         assert json.loads(give("list", "--format", "json")[1]) == []
