@@ -80,7 +80,6 @@ def compose_reporter(
     """Compose the reports of a board that takes no tasks.
 
     Args:
-        folder: Folder whose disk is measured.
         link: Measures the link from its traffic.
     """
     sense = partial(_make_report, config.device, board, link, folder, monotonic)

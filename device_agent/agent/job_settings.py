@@ -33,9 +33,7 @@ class JobSettings:
         """Return the job of a task without its draft.
 
         Args:
-            params: Fetched parameters.
             graph: Fetched evaluation graph, if the task has one.
-            cost: Cost of the downloads.
             base: Stored frozen leaves, if the task has some.
         """
         return Job(

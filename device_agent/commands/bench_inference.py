@@ -133,7 +133,6 @@ async def measure(
     """Serve a release in a process of its own and measure requests to it.
 
     Args:
-        seconds: Duration of the measurement.
         load_: Number of clients, and examples in each request.
     """
     clients, batch = load_

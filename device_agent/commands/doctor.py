@@ -77,7 +77,6 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
     Args:
         path: Configuration; None for none.
         root: Recorded board; None for this machine.
-        fix: First apply safe fixes.
 
     Raises:
         ConfigError: The root is not a folder.
@@ -132,7 +131,6 @@ def format_check(check: Check, width: int | None, *, in_colour: bool) -> list[st
 
     Args:
         width: Columns of the terminal; None if it is not one.
-        in_colour: Whether the state is coloured.
     """
     lines = format_columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
     lines += fold_text(f"      -> {check.remedy}", width) if check.remedy else []

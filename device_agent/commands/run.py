@@ -79,7 +79,6 @@ class AgentEvents:
     """Events that occur once in an agent's life.
 
     Attributes:
-        stopping: Set by SIGTERM or SIGINT.
         reported: Set when the broker accepted the first report.
     """
 

@@ -32,9 +32,7 @@ class BoardServing:
     """Components that serve models on a board.
 
     Attributes:
-        config: The agent's configuration, with `[serve]`.
         folder: Folder of releases and downloads.
-        settings: Settings of the inference process.
         own: Serves the personal model; None for split serving, whose upper halves are the release's.
         gates: Checks before a release is activated.
         folders: The operator's releases by model name.

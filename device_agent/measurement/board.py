@@ -167,7 +167,6 @@ def open_board(
 
     Args:
         idle_period_s: Seconds between power samples while the board is idle.
-        samples: Capacity of the power log.
 
     Raises:
         ConfigError: The profile does not exist.

@@ -46,8 +46,6 @@ class CalibrationSetup:
         folder: Folder of the calibration file and of the journal that undoes clock changes after a kill.
         reference: Meter that is taken as correct.
         sensor: The board's own sensor; None if there is none or it is the reference.
-        idle_s: Seconds of the idle phase.
-        phase_s: Seconds of each training phase.
         say: Prints a line about each phase.
     """
 
@@ -70,7 +68,6 @@ def open_meters(
     Args:
         root: Root of the board's file system.
         meter: A power meter on the network; None to use the board's sensor as the reference.
-        clock: Monotonic seconds, for the readings.
 
     Raises:
         NoData: Nothing measures this board; the message says what to do.

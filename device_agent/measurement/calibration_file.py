@@ -34,7 +34,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         profile: Id of the firmware profile; the fit is invalid for any other.
-        meter: Source of the reference power.
         stamp: UTC date and time, for display.
         governor: CPU frequency governor during the calibration; empty if unknown.
         celsius: Hottest zone at its end; None if unknown.

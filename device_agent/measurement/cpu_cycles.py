@@ -36,7 +36,6 @@ class Cycles(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpu_s: Busy seconds of this process: all threads, and children that have ended.
-        mean_hertz: Mean clock while busy.
     """
 
     cpu_s: float

@@ -41,7 +41,6 @@ class LinkMeter:
     """Meter of both directions; transfers announce their start and end. Without kernel counters there are no figures.
 
     Attributes:
-        traffic: Counters of the agent's connection.
         clock: Monotonic seconds, the same as that of `traffic`.
     """
 

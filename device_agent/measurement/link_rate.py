@@ -53,7 +53,6 @@ class Rate:
         bits_per_s: Harmonic mean, weighted by bytes and age.
         p20_bits_per_s: 20th percentile, for planning.
         spread_bits_per_s: One standard deviation of the transfers; None for a single one.
-        n: Number of transfers behind it.
         at: End of the latest transfer, in seconds of the meter's clock.
     """
 

@@ -139,7 +139,6 @@ async def probe_link(
 
     Args:
         config: Configuration of the agent, with its broker.
-        connect_s: Seconds that connecting may take.
     """
     with block_agent_connection(config) as alone:
         if not alone:
@@ -234,7 +233,6 @@ async def _fill_link(
 
     Args:
         count_bytes: Bytes transferred according to the counts.
-        send: Puts another piece in flight.
 
     Raises:
         NoData: The kernel does not count, or the connection changed.

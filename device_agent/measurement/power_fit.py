@@ -37,7 +37,6 @@ class Observation:
     """Means over one window of a few seconds.
 
     Attributes:
-        busy_cores: Mean number of busy cores.
         sending: Fraction of the link's full rate, as is `receiving`.
         sensed_w: Reading of the board's own sensor; None without one.
     """

@@ -28,11 +28,9 @@ class BlockCost(msgspec.Struct):
         compute_s: Wall seconds, exchanges excluded.
         cpu_s: CPU seconds of all threads, and of child processes that have ended.
         cycles: CPU cycles of all cores.
-        mean_hertz: Mean clock while busy.
         joules: Energy of the entire device, idle power included, exchanges excluded.
         exchange_s: Wall seconds in which a split session waited for its server.
         exchange_joules: Energy of the entire device during the exchanges.
-        idle_w: Watts of the idle device.
         provenance: Source and quality of each figure, by its name in `Cost`.
     """
 
@@ -91,8 +89,6 @@ class ProcessMeter:
     Attributes:
         clock: Wall seconds; the same clock as the power log's.
         cpu_clock: CPU seconds of this process.
-        power: The board's power log.
-        idle_w: Watts of the idle board.
         emulated: Power of an emulated board, used instead of sensors.
         ticker: Shared by the meters of a process.
     """

@@ -70,9 +70,6 @@ def read_within(path: Path, bounds: tuple[float, float], scale: float = 1.0) -> 
 def run_probe(probe: Probe, root: Path, profile: Profile, at: float) -> ProbeResult:
     """Run a probe; implausible and non-finite readings become absences.
 
-    Args:
-        at: Monotonic seconds of the readings.
-
     Raises:
         NoData: The probe has no figure, or raised another exception. That one is logged, so that a board with an odd
             sensor keeps its other figures.

@@ -87,7 +87,6 @@ def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -
 
     Args:
         clocks: Clocks of one source; a clock without CPUs applies to every policy.
-        names: Names of all policies.
     """
     readings: dict[str, Reading] = {}
     for clock in clocks:

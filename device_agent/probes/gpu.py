@@ -76,9 +76,6 @@ def add_rail_and_temperature(profile: Profile, result: ProbeResult) -> ProbeResu
 
     The rails are those with the role `gpu` in the profile (not shared ones); the zones are given by the profile or by
     their names.
-
-    Args:
-        result: Merged result of all probes.
     """
     rails = [rail.label for rail in profile.power.rails if rail.role == "gpu"]
     shared = [rail.label for rail in profile.power.rails if rail.role == SHARED_ROLE]

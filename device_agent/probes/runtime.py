@@ -108,9 +108,7 @@ def smoke_test(
 
     Args:
         timeout_s: Seconds after which the child is killed.
-        board: Profile id of this board.
         interpreter: Python that imports the library; None for the one that `setup` installed into.
-        device: Torch device, as in `[trainer]`.
     """
     module = "device_agent.hardware.library_smoke_test"
     python = interpreter or find_interpreter()

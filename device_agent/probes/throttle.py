@@ -71,8 +71,6 @@ class ThrottleReport(msgspec.Struct, frozen=True, kw_only=True):
     """Report of one source; a field is None if the source, or a part of it, cannot tell.
 
     Attributes:
-        since_boot: Throttled or undervoltage since boot.
-        overcurrent: Over-current events since boot.
         lack: Why the report is incomplete.
         origin: Actual origin of the report, if it is not the source itself.
     """

@@ -53,7 +53,6 @@ class GraphTask(NamedTuple):
     """Job that evaluates by a graph.
 
     Attributes:
-        held_out: Reads the device's held-out examples.
         measure_block: Measures the cost of a block.
         is_superseded: Returns True once the task is cancelled.
         threads: Threads of ONNX Runtime; 0 for one.
@@ -166,9 +165,6 @@ def require_fit(
 
 def read_floats(path: Path, names: tuple[str, ...]) -> Floats:
     """Return the parameters with the given names, as views of their file.
-
-    Args:
-        path: The payload of a task.
 
     Raises:
         WireError: A parameter is missing, has another type, or is not finite (which ONNX Runtime would accept).

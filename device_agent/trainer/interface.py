@@ -24,13 +24,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Task with the paths of its files, so that no tensor passes through the agent.
 
     Attributes:
-        params: Payload with the initial parameters.
         state: The device's state of this run; the file may be missing.
-        draft: Outbox folder for the update.
         graph: ONNX graph of the network if ONNX Runtime evaluates; else empty.
         base: Payload with the frozen leaves of the network; empty if all leaves are in `params`.
         keeps_own: True to write the personal model to the draft too, since the board serves it.
-        frame_bytes: Frame size of the upload.
         cost: Cost of the task before training.
         measuring: Measurement settings; None to measure nothing, as in a replay.
     """

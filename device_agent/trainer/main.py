@@ -224,7 +224,6 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: str = "cpu
 
     Args:
         threads: Threads of torch; 0 to choose the fastest number by timing.
-        device: Torch device, or `auto`.
         limit: Memory limit in bytes; 0 for none.
     """
     malloc.enable_huge_pages()

@@ -111,8 +111,6 @@ def time_steps(
     Args:
         train: Runs the algorithm's local training on the given batches, from the task's parameters.
         seconds: Approximate duration; a slow power sensor needs a few seconds.
-        weights: Number of trainable parameters.
-        flops: Floating-point operations of one step.
 
     Raises:
         TaskFailed: The device has no examples.

@@ -75,9 +75,6 @@ def _build_codec(encoded: bytes) -> Codec:
 def read_state(path: Path, device: torch.device = CPU) -> tuple[State, Memory]:
     """Return the algorithm's state and the codec's memory; empty in a device's first task.
 
-    Args:
-        device: Device of the state's tensors.
-
     Raises:
         TaskFailed: The file is damaged; it is set aside, and the next task starts without state.
     """
@@ -175,7 +172,6 @@ def build_update(  # noqa: PLR0913 - the parts of an update
         result: Result of training; None without training.
         transfer: Announcement of the payload; None without one.
         step: Cost of a training step, if measured.
-        trained_on: Description of the computing device.
     """
     task = job.task
     return Update(

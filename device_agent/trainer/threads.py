@@ -88,7 +88,6 @@ class ThreadTuner:
         """Set the number of threads for a task, measuring it if needed.
 
         Args:
-            states: Folder of the device's states.
             key: Everything that a step's time depends on: network, batch shape, algorithm.
             step: Performs one step without side effects.
         """

@@ -52,7 +52,6 @@ class Workspace:
     """Cache across tasks: the device's examples and the last network.
 
     Attributes:
-        read: Loads a device's examples.
         noted: Warnings already given; in a replay, of all its devices.
         device: Device of networks, states and batches during a task; files and examples stay on the CPU.
         threads: Chooses the number of torch threads; None if it is configured.

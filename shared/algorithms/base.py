@@ -59,7 +59,6 @@ class Result:
         num_examples: Number of examples in the training.
         loss: Mean training loss, None where nothing was trained.
         coverage: Boolean masks for leaves of which only some coordinates count.
-        metrics: Further figures, by name.
     """
 
     tree: Tree

@@ -46,12 +46,7 @@ REMEDY = "lower hyper.learning_rate, look for non-finite examples of this device
 def local_sgd(
     model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment, correct: Correction | None = None
 ) -> Outcome:
-    """Device half: SGD from `start`; the result is the change of parameters and buffers.
-
-    Args:
-        start: Received parameters, by name.
-        correct: Changes gradients before each step.
-    """
+    """Device half: SGD from `start`; the result is the change of parameters and buffers."""
     layers, hyper = model.layers, assignment.hyper
     load_leaves(layers, start)
     layers.train()

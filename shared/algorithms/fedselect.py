@@ -71,7 +71,6 @@ class Growth:
 
         Args:
             owned: Number of personal weights so far.
-            times: Number of participations so far.
         """
         if not times:
             return floor_share(self.begin, size)
@@ -130,7 +129,6 @@ def grow_personal_mask(growth: Growth, state: State, down: Tree, after: Tree) ->
 
     Args:
         state: Device state before the participation.
-        after: The network after training.
     """
     times = state.facts.get(TIMES, 0)
     assert isinstance(times, int)

@@ -43,7 +43,6 @@ class Part:
     """Cost of some layers of a network.
 
     Attributes:
-        parameters: Number of trainable parameters.
         prunable: Those in weights of convolutions and linear layers.
         forward_macs: Multiply-accumulate operations of a forward pass, for one example.
     """
@@ -79,7 +78,6 @@ class Table:
     """Cost of a network and of all its cuts.
 
     Attributes:
-        example: Shape of one input.
         batch_size: Examples in the batch of a step.
         cuts: In ascending order of the cut.
         uncut: Why the network has no cuts; empty if it is a chain of layers.
@@ -183,7 +181,6 @@ def step_flops(
 
     Args:
         example: Shape of one input, without the batch.
-        batch_size: Examples in a batch.
         trains: Whether there is a backward pass; an evaluation has none.
         below: Number of layers, from the first on; None for all.
         adaptation: Frozen leaves and adapters; None for a network that is trained in full.

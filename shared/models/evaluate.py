@@ -62,7 +62,6 @@ class Score:
 
     Attributes:
         accuracy: Of a classification; None for other kinds of task.
-        loss: Mean loss per example.
         by_class: Accuracy on the examples of each class, in the order of the labels; None for a class without examples.
             Empty for more than `MAX_CLASSES` classes.
         metrics: The objective's metrics by name; empty for the default objective, which has only the accuracy.

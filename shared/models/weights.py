@@ -23,7 +23,6 @@ def load_weights(model: Model, stored: Tree, source: str, skip: Collection[str] 
 
     Args:
         model: With storage; or without, to check the weights alone.
-        stored: Weights by name.
         source: Where they come from, for messages.
         skip: Names of layers or parameters that keep their values, such as a head for other classes; `*` and `?` are
             wildcards.

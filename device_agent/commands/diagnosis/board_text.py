@@ -44,7 +44,6 @@ def format_table(profile: Profile, result: ProbeResult, width: int | None = None
     """Format the tables of a board: facts, readings, absences, and advice on important absences.
 
     Args:
-        result: Result of the board's probes.
         width: Columns of the terminal; None for unlimited lines.
     """
     facts = {"board": f"{profile.id}  {profile.name}"} | {

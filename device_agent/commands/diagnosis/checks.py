@@ -141,7 +141,6 @@ def check_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) ->
 
     Args:
         refused: Why it is not writable; empty if it is.
-        outbox_bytes: Limit of the outbox.
     """
     if refused:
         remedy = f"give it to the agent's user: `sudo install -d -o USER {folder}`, or name another folder in state_dir"
@@ -190,7 +189,6 @@ def check_sources(quantity: str, answers: Mapping[str, str | Absent], grant: str
 
     Args:
         quantity: Name for the report, such as `power`.
-        answers: Reading or absence by source.
         grant: How to give this user access.
     """
     order = list(answers)
@@ -211,12 +209,7 @@ def check_sources(quantity: str, answers: Mapping[str, str | Absent], grant: str
 
 
 def describe_grant(permissions: Permissions, user: str, groups: Collection[str]) -> str:
-    """Describe how to give a user access to the board's sensors.
-
-    Args:
-        permissions: From the board's profile.
-        groups: Groups of that user.
-    """
+    """Describe how to give a user access to the board's sensors."""
     lines = [
         f"`sudo usermod -aG {group} {user}`, then log in again" for group in permissions.groups if group not in groups
     ]
@@ -245,7 +238,6 @@ def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bo
     """Check that a library runs.
 
     Args:
-        verdict: Result of its smoke test.
         lacking: Instruction set that it needs but this CPU lacks; empty for none.
         machine: As `uname -m` prints it.
         is_needed: Whether the board depends on it.

@@ -81,7 +81,6 @@ def check_dates(begin_utc_s: float, end_utc_s: float, now_utc_s: float, *, may_j
     Args:
         begin_utc_s, end_utc_s: Validity, UTC seconds.
         now_utc_s: Reading of the board's clock.
-        may_judge: Whether that clock is reliable.
     """
     name, dates = "certificate", f"valid from {utc_text(begin_utc_s)} to {utc_text(end_utc_s)}"
     if not may_judge:
@@ -106,7 +105,6 @@ def check_clock_use(now_utc_s: float, floor_utc_s: float, *, may_judge: bool) ->
 
     Args:
         floor_utc_s: A time that is certainly past.
-        may_judge: Whether the clock is reliable.
     """
     name, reads = "calendar", f"reads {utc_text(now_utc_s)}"
     if may_judge:
@@ -119,11 +117,7 @@ def check_clock_use(now_utc_s: float, floor_utc_s: float, *, may_judge: bool) ->
 
 
 def check_service(properties: Mapping[str, str]) -> Check:
-    """Check the agent's service.
-
-    Args:
-        properties: Properties printed by `systemctl show`.
-    """
+    """Check the agent's service."""
     name = "service"
     if properties.get("LoadState") != "loaded":
         return Check(name=name, state="ok", finding=f"{UNIT} is not installed")

@@ -90,11 +90,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected probe results of a recorded board, by name.
-
-    Attributes:
-        board: Id of the matching profile.
-    """
+    """Expected probe results of a recorded board, by name."""
 
     board: str
     readings: dict[str, float] = {}

@@ -87,7 +87,6 @@ class ReleaseInventory:
 
     Attributes:
         folders: Versions of the configured folders, by model name.
-        records: Update records, from rollouts.
         damages: Parts that cannot be served, with the reason.
         refusals: Folders that prevent the agent's start, with the reason.
         weight_bytes: Size of the largest model.

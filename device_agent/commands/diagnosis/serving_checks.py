@@ -54,7 +54,6 @@ def check_port(port: int, refusal: str, *, is_taken: bool, agent_runs: bool) -> 
     Args:
         port: Port on 127.0.0.1; 0 for none.
         refusal: Why the port cannot be bound; empty if it can.
-        is_taken: Whether another process listens there.
         agent_runs: Whether an agent is running with this folder.
     """
     name, place = "serve: port", f"127.0.0.1:{port}"
@@ -78,7 +77,6 @@ def check_serving_memory(limit_bytes: int, weight_bytes: int, free_bytes: float 
     """Check that the memory limit suffices for the largest model and for its successor beside it.
 
     Args:
-        limit_bytes: Limit of the inference process.
         weight_bytes: Size of the largest model; 0 without models.
         free_bytes: Available memory of the board; None if unknown.
     """
@@ -108,7 +106,6 @@ def check_releases(
 
     Args:
         folders: Versions of the configured folders, by model name.
-        records: Update records, from rollouts.
         damages: Parts that cannot be served, with the reason.
         refusals: Folders that prevent the agent's start, with the reason.
     """

@@ -41,11 +41,7 @@ def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> 
 
 
 def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> Check:
-    """Check that the last upgrade is complete.
-
-    Args:
-        is_watched: Whether the updater is running.
-    """
+    """Check that the last upgrade is complete."""
     name, runs = "upgrade", f"version {current or 'none'} runs"
     if (record.state == "trial" or is_rolling_back(record)) and not is_watched:
         finding = f"{runs}; version {record.to} is {record.state}, but the updater is not running"

@@ -56,9 +56,6 @@ def hold_settings(
 
     The previous settings are restored at the end. A change left in the journal by an earlier process is undone first.
 
-    Args:
-        journal: File for the previous settings.
-
     Raises:
         ConfigError: The board or the user's permissions do not allow the target, and nothing is changed; or an
             earlier change cannot be undone.

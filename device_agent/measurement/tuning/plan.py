@@ -18,7 +18,6 @@ class PolicyClocks(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lowest_hertz: Hardware limit, as are `highest_hertz` and the steps in `available_hertz`.
-        governors: Governors that the kernel offers.
     """
 
     governor: str

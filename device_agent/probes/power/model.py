@@ -30,7 +30,6 @@ def compute_watts(
     core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
 
     Args:
-        busy_cores: Mean number of busy cores.
         sending: Ratio to the full rate, 0 to 1; likewise `receiving`.
     """
     core_w: float = model.core_joules_per_cycle * model.max_hertz * (hertz / model.max_hertz) ** model.exponent

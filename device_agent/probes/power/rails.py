@@ -41,7 +41,6 @@ def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[st
     """Choose the labels whose sum is the total.
 
     Args:
-        rails: All rails of the sensor.
         by_profile: True if only the profile knows the meaning of the sensor's rails; an added meter that the profile
             does not name measures the total itself.
 

@@ -104,7 +104,6 @@ def require_update(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
 
     Args:
         up: Upload; its leaves may have no storage.
-        weights: The prunable leaves of `shared`.
         share: Share of these weights that was to be pruned.
 
     Raises:
@@ -127,7 +126,6 @@ def outline_update(shared: Tree, weights: Tree, number: int) -> Tree:
 
     Args:
         weights: The prunable leaves of `shared`.
-        number: Weights in the update.
     """
     if not number:
         return {}

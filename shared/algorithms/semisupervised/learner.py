@@ -236,10 +236,8 @@ class SessionPass:
 
     Attributes:
         loss: f_u, the mean over devices.
-        terms: Terms of the loss.
         down: By device, the gradient of its mean loss, of its features' shape; equation (8).
         gradients: Mean over devices, of the server part and the head.
-        buffers: The student's, after the pass.
         current: The teacher's projections; None without a clustering term.
         answers: By device, the labeller's class probabilities, of shape (B, classes).
     """

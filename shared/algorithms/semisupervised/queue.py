@@ -24,7 +24,6 @@ class Ring:
 
     Attributes:
         slots: As many references as the capacity; zeros where never written.
-        written: References pushed so far.
     """
 
     slots: References

@@ -33,7 +33,6 @@ def begin_terms(facts: Mapping[str, Scalar], steps: int, means: Mapping[str, flo
     """Return the facts for the start of a round, without those of the previous round.
 
     Args:
-        steps: Supervised steps of this round.
         means: Means of their loss terms, by name.
     """
     others = {name: fact for name, fact in facts.items() if not name.startswith((TERMS, SUMS, COUNT))}

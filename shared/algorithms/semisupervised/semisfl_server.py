@@ -108,7 +108,6 @@ def view_batches(
 
     Args:
         places: Positions of each batch, with the number of its step.
-        seed: Seed of the round's views.
     """
     inputs, labels = labelled
     for step, index in places:

@@ -43,9 +43,7 @@ class Pass:
     """Result of passing some devices' features through the server part.
 
     Attributes:
-        down: Download of each device.
         gradients: Sum of the gradients of each device's mean loss, in the order of the weights; equation (5).
-        buffers: Buffers after the pass.
     """
 
     down: dict[str, Tree]
@@ -75,7 +73,6 @@ class ServerPart:
 
         Args:
             model: The whole network, without storage.
-            tree: The whole network's leaves.
         """
         network = model.above(cut)
         trainable = {name for name, leaf in network.named_parameters() if leaf.requires_grad}

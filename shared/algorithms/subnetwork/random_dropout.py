@@ -63,8 +63,6 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
 
     Args:
         model: The whole network, without storage.
-        active: Active neurons, by layer.
-        values: Their parameters and buffers.
     """
     layers = build_narrow_network(model.chain, active)
     layers.load_state_dict(values, strict=False)  # BatchNorm's counts of batches are missing

@@ -154,7 +154,6 @@ def choose_helpers(
     Args:
         model: The whole network, without storage.
         probe: Input of the predictions, of shape (1, ...).
-        devices: The devices to help.
     """
     sigma, others = take_prefix(state.tree, SIGMA), untrained_leaves(state)
     answers = dict[str, Tensor]()

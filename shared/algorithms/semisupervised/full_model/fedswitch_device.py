@@ -65,7 +65,6 @@ def mean_prediction(model: Model, leaves: Mapping[str, Tensor], batches: Batches
 
     Args:
         model: The network, with or without storage.
-        leaves: Its parameters and buffers.
         batches: The first epoch is used, without augmentation.
     """
     total = None

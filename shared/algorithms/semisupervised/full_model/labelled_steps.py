@@ -52,10 +52,8 @@ def supervise(
     """Take a step down the cross-entropy of each batch; return the facts for the start of the round.
 
     Args:
-        views: Labelled batches, one per step.
         network: From a batch to outputs of shape (B, classes).
         facts: The state's before the round.
-        after: Called after each step.
 
     Raises:
         ConfigError: Training diverges.

@@ -34,7 +34,6 @@ class TrainingCopy:
     """Private copy of a network's parameters for training.
 
     Attributes:
-        weights: Leaves with a gradient.
         buffers: All others, such as running statistics, which a forward pass in training mode changes in place.
     """
 
@@ -125,7 +124,6 @@ class Descent:
 
         Args:
             require: (loss, step) -> the loss; raises an error that fits the caller where it is not finite.
-            after: Called after each step.
 
         Raises:
             Diverged: By the default `require`: the loss of a step is not finite.

@@ -91,7 +91,6 @@ def make_mixed_batch(
     Args:
         inputs: Examples of the fix set and drawn ones, of the same shape.
         labels: Labels of both, each of shape (B,).
-        seed: Seed of views and share.
     """
     weak, strong = make_views(inputs[0], ("weak", "strong"), derive_seed(seed, 0, "views"), mirrors=settings.mirrors)
     (other,) = make_views(inputs[1], ("weak",), derive_seed(seed, 1, "views"), mirrors=settings.mirrors)
@@ -195,11 +194,7 @@ def _weight_changes(layers: nn.Module, start: Tree) -> Tree:
 def timed_step(
     settings: SemiflSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half for timing: one step on every batch, with all examples in the fix set; labels cost nothing.
-
-    Args:
-        batches: Any number of batches.
-    """
+    """Device half for timing: one step on every batch, with all examples in the fix set; labels cost nothing."""
     load_leaves(model.layers, start)
 
     def step_batches() -> Iterator[MixedBatch]:

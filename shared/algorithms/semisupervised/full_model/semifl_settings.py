@@ -66,6 +66,5 @@ def draw_epoch_batches(count: int, size: int, generator: torch.Generator) -> Seq
 
     Args:
         count: Examples, at least one.
-        size: Maximum examples of a batch.
     """
     return torch.randperm(count, generator=generator).tensor_split(-(-count // size))
