@@ -1,4 +1,7 @@
-"""Lossless codec: every leaf unchanged, and the bytes of a single tensor, from which other codecs are made."""
+"""Lossless codec: every leaf unchanged.
+
+Other codecs use its bytes of a single tensor.
+"""
 
 from __future__ import annotations
 
