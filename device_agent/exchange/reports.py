@@ -93,7 +93,7 @@ class Reporter:
         """
         if self.charge:
             return self.charge(cost, figure, start, stop)
-        return charge_energy(cost, figure, self.power, start, stop)
+        return charge_energy(cost, figure, self.power, start, stop) if self.power else cost
 
     async def _send(self, report: Report, due: float) -> None:
         """Publish a report; again for every acknowledged update until the next one is due, and until it arrives."""

@@ -205,16 +205,15 @@ def describe_energy(source: PowerSource, energy: Energy) -> Provenance:
     )
 
 
-def charge_energy(cost: Cost, figure: str, power: PowerLog | None, start: float, stop: float) -> Cost:
+def charge_energy(cost: Cost, figure: str, power: PowerLog, start: float, stop: float) -> Cost:
     """Add the joules between two moments to a cost; unchanged if they are not known.
 
     Args:
         figure: Field of `Cost`, such as `download_joules`.
-        power: The board's power log; None without a power source.
         start: Monotonic seconds, as is `stop`.
     """
-    energy = power.energy(start, stop) if power else None
-    if power is None or energy is None:
+    energy = power.energy(start, stop)
+    if energy is None:
         return cost
     named = {figure: describe_energy(power.source, energy)}
     return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: energy.joules})

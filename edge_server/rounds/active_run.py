@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Membership
@@ -14,6 +15,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from shared.algorithms.base import Algorithm
 from shared.models.base import Model
+from shared.models.running_statistics import statistic_names
 from shared.tensors.placement import Device
 from shared.tensors.tree import CPU
 
@@ -40,6 +42,11 @@ class ActiveRun:
     model: Model
     membership: Membership = field(default_factory=Membership)
     device: Device = CPU
+
+    @cached_property
+    def has_statistics(self) -> bool:
+        """True if the network has running statistics."""
+        return bool(statistic_names(self.model.layers))
 
     async def compute(self, size: int, calculate: Callable[[], R]) -> R:
         """Run a calculation on `size` bytes of tensors, in a thread unless it is small."""

@@ -149,7 +149,7 @@ class TaskExchange:
         async with self.run.server.round(gather, tasks, outgoing, split):
             await wait.until_quorum(size=None if waits_for_all else self.run.plan.cohort.size)
         await gather.close()
-        self._based.update(gather.accepted if self._is_adapted(purpose) else ())
+        self._based.update(device for device in gather.accepted if tasks[device].adaptation)
 
     async def _pack_broadcasts(self, trees: dict[str, Tree], purpose: Purpose) -> list[Outgoing]:
         """Pack the payloads of a round; prune updates of devices without a task in it.

@@ -198,6 +198,8 @@ class Rounds:
 
         Measured by the devices whose updates count. A server killed in between repeats it.
         """
+        if not self.run.has_statistics:
+            return state, None
         devices = sorted(gather.accepted.keys() - gather.failed.keys())
         steps = statistics.due_steps(self.run.plan, self.run.algorithm, self.run.model, state, len(devices))
         if not steps or not (self._is_tested(number) or number == self.run.plan.rounds):
