@@ -46,6 +46,7 @@ FOLDED = 14
 
 
 RECORDED = Path(os.environ.get("FIELDFLEET_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+needs_mosquitto = pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
 
 
 def shared(*parts: str) -> Path:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from edge_server.fleet import broker
 from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.learner import initial_network, plan_frozen
 from edge_server.plan.plan import Plan
@@ -22,15 +21,12 @@ from shared.models.leaves import load_leaves
 from shared.tensors.file import load
 from shared.tensors.tree import Tree
 from tests.edge_server.processes import PATIENCE_S, Field, Fleet, captured, final, folder_of, until, waiting
+from tests.machine import needs_mosquitto
 from tests.test_personal_serving import TOLERANCE, answer, infer
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 NETWORK = 'name = "cnn"\noptions = { side = 8, classes = 10 }'
 CASES = {
     "lora": {"model": NETWORK, "lora": 'rank = 2\ntrain = ["9"]'},

@@ -31,8 +31,9 @@ from edge_server.fleet import broker
 from edge_server.gateway.initialise import SiteSettings, initialise
 from tests.device_agent.upgrade import services
 from tests.device_agent.upgrade.packages import package
-from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import LiveSite, make_site, now
 from tests.edge_server.processes import ROOT, Ended, captured
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 from tests.test_enrolment_system import agent_file, enrolling, join, typed
 

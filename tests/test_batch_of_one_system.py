@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import read_records
 from edge_server.replay.trace.export import trace_of
 from tests.edge_server.processes import captured, final, folder_of
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 NETWORK = """
 from torch import nn

@@ -26,9 +26,10 @@ from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.plan.data import device_data
 from edge_server.rounds.check_plan import load
 from shared.runtime.clock import utc_seconds
-from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import LiveSite, make_site, now
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import DEVICES, PATIENCE_S, ROOT, TINY, started, until
+from tests.machine import needs_mosquitto
 from tests.shifted import ShiftedClock, compiled, needs_compiler
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto, needs_compiler]

@@ -35,7 +35,8 @@ from shared.transport.base import Presence
 from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
 from shared.transport.tls import ALERTS
-from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import LiveSite, make_site, now
+from tests.machine import needs_mosquitto
 from tests.naming import naming
 
 GUARD_S = 300.0

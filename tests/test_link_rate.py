@@ -16,11 +16,11 @@ import pytest
 from edge_server.fleet import broker
 from shared.runtime.processes import terminate
 from tests.benchmarks import netns
-from tests.machine import free_port
+from tests.machine import free_port, needs_mosquitto
 
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
+    needs_mosquitto,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 

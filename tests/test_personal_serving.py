@@ -11,7 +11,6 @@ import torch
 from safetensors.numpy import load_file
 
 from device_agent.trainer.task_files import read_state
-from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened
 from edge_server.plan.sections import Chosen
 from shared.algorithms.personal_model import personal_model
@@ -20,13 +19,11 @@ from shared.protocol.inference.release import PROBES
 from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
 from tests.edge_server.release.runs import leave_run
+from tests.machine import needs_mosquitto
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, needs_mosquitto]
 NETWORK = {"features": 64, "hidden": 8, "classes": 10}
 TOLERANCE = 1e-5
 

@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, closed_rounds
 from edge_server.journal.sqlite import read_records
 from tests.edge_server.processes import final, folder_of, started
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 from tests.plugin_files import write_distribution
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 PLAN = """
 name = "plugged"

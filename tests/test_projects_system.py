@@ -32,10 +32,10 @@ from edge_server.gateway.site_folder import SiteFolder
 from edge_server.journal.records import AnyRecord, LeftOut, RunOpened, closed_rounds
 from edge_server.journal.sqlite import read_records
 from shared.runtime.folder_lock import hold_lock
-from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import LiveSite, make_site, now
 from tests.edge_server.processes import ROOT, Ended, captured, final, folder_of, forked, started, until
 from tests.edge_server.textbook import require_equal
-from tests.machine import free_port
+from tests.machine import free_port, needs_mosquitto
 from tests.naming import names_all
 from tests.test_enrolment_system import typed
 

@@ -23,7 +23,6 @@ import pytest
 from safetensors.numpy import load as load_tensors
 
 from device_agent.inference.store import BoardStore
-from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.data import device_data
@@ -37,16 +36,13 @@ from tests.device_agent.agent_side import is_alive
 from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
 from tests.edge_server.release.runs import publish_changed
-from tests.machine import free_port
+from tests.machine import free_port, needs_mosquitto
 from tests.naming import names_all
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 triton = pytest.importorskip("tritonclient.http")
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, needs_mosquitto]
 TRAINING, BOARDS = ("nano-0", "nano-1"), ("nano-0", "nano-1", "pi-0", "pi-1")
 CLASSES, TOLERANCE = 10, 1e-4
 PERIOD_S = 0.03

@@ -30,11 +30,11 @@ from shared.protocol.enrolment import format_token, parse_token
 from shared.runtime.processes import terminate
 from tests.device_agent.commands.test_doctor import FINE
 from tests.edge_server.gateway.installing import bare_board, run, site_with_package
-from tests.edge_server.gateway.sites import LiveSite, needs_mosquitto, put_deb
+from tests.edge_server.gateway.sites import LiveSite, put_deb
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, captured, folder_of, started, until
 from tests.edge_server.sites.test_peers_config import hashed
-from tests.machine import free_port, grow
+from tests.machine import free_port, grow, needs_mosquitto
 from tests.test_enrolment_system import agent_file, typed, whole_site
 
 PATIENCE_S = 300.0

@@ -9,21 +9,17 @@ import signal
 import psutil
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundOpened, UpdateAccepted, closed_rounds, drop_void
 from edge_server.rounds.split import session
 from shared.runtime.phases import parse_phase
 from tests.edge_server.processes import PATIENCE_S, Field, Fleet, final, folder_of, until
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
 STEPS, ROUNDS = 30, 3
 OPTIONS = f"period = {STEPS}, sparsity = 0.3, bits = 8, drop = 0.3"
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 
 class Split(Field):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from tests.edge_server.processes import Field, until
+from tests.machine import needs_mosquitto
 
 DEADLINE_S = 2.0
 
-pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.find_mosquitto(), reason="mosquitto is not installed")]
+pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
 class Roof(Field):

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from edge_server.journal.report_history import FILE, latest_reports
@@ -32,14 +31,11 @@ from tests.edge_server.processes import (
     until,
 )
 from tests.edge_server.textbook import require_equal, textbook
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
 DEVICES = ("device-0", "device-1")
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,9 @@ from tests.benchmarks.counter import Counted, counting
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, final, forked, started, until
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 HIDDEN, MODEL_BYTES = 6_660, 4 * (6_660 * 75 + 10)
 RATE = 1e6

@@ -23,6 +23,7 @@ from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, final, folder_of, started
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 
 WAIT_S, MISSED = 2.0, 2
 JUMPING = '''
@@ -111,7 +112,7 @@ def module(word: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
+@needs_mosquitto
 def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
     """Server, agents and trainers: every update counts, the model has the replay's bits, no second is an hour."""
     plan = write_plan(tmp_path, rounds=2, cohort="min_devices = 1", **TINY)

@@ -28,8 +28,9 @@ from shared.protocol.update import UpdateTerms, take_offer
 from shared.runtime.executor import background
 from tests.device_agent.inference.releases import offer_of
 from tests.device_agent.inference.test_collaborative import OK, SITE, Board, serving_tops
-from tests.edge_server.gateway.sites import make_site, needs_mosquitto
+from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.release.runs import release_with_halves
+from tests.machine import needs_mosquitto
 
 TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=0.2, max_latency_ms=1e5)
 SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2 << 30, cut=CutSettings())

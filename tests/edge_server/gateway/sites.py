@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 from edge_server.fleet.broker import find_mosquitto
 from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
 from edge_server.gateway.broker_probe import BrokerEndpoint, ProbeConnection, open_probe
@@ -36,8 +34,6 @@ from tests.machine import free_port
 
 GUARD_S = 300.0
 """What hangs is an error."""
-
-needs_mosquitto = pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
 
 
 def now() -> datetime:

@@ -23,7 +23,8 @@ from shared.protocol import topics as topics_module
 from shared.protocol.topics import PEERS, ROOT, SERVER, TOPS
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from tests.edge_server.gateway.sites import LiveSite, live_site, make_site, needs_mosquitto
+from tests.edge_server.gateway.sites import LiveSite, live_site, make_site
+from tests.machine import needs_mosquitto
 from tests.naming import naming
 
 PAGE = Path(__file__).parents[3] / "shared/protocol/PROTOCOL.md"

@@ -17,9 +17,9 @@ from edge_server.plan.server_config import ServerConfig
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.support import units
 from shared.transport.base import Broker
-from tests.edge_server.gateway.sites import live_site, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import live_site, make_site, now
 from tests.edge_server.processes import captured
-from tests.machine import configured
+from tests.machine import configured, needs_mosquitto
 from tests.naming import names_all
 
 

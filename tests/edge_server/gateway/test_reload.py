@@ -19,8 +19,9 @@ from edge_server.gateway.reload import ReloadResult, find_broker, reload_broker
 from edge_server.gateway.site_folder import make_broker_files
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
-from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now, speaks
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, now, speaks
 from tests.edge_server.processes import captured
+from tests.machine import needs_mosquitto
 from tests.naming import names_all, naming
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

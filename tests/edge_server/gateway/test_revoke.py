@@ -14,7 +14,8 @@ from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.processes import terminate
-from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now, speaks
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, now, speaks
+from tests.machine import needs_mosquitto
 from tests.naming import names_all, naming
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

@@ -21,8 +21,9 @@ from edge_server.gateway.rotation import rotate
 from edge_server.gateway.rotation.rotate import CaRotation, finish_ca, rotate_ca, rotate_server
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
-from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, now
 from tests.edge_server.processes import called
+from tests.machine import needs_mosquitto
 from tests.naming import names_all, naming
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]

@@ -29,9 +29,10 @@ from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable, WireError
 from shared.protocol.packages import sign, verify
 from shared.transport.tls import TlsSettings
-from tests.edge_server.gateway.sites import live_site, make_site, needs_mosquitto, now
+from tests.edge_server.gateway.sites import live_site, make_site, now
 from tests.edge_server.gateway.test_rotate import WELL, cut_at, faults_of, run, talking
 from tests.edge_server.processes import called
+from tests.machine import needs_mosquitto
 from tests.naming import names_all, naming
 from tests.shared.protocol.test_packages import MANIFEST
 

@@ -13,8 +13,9 @@ from edge_server.gateway.authority import make_key
 from edge_server.gateway.packages.store import read_index
 from edge_server.gateway.state import read_state
 from shared.runtime.processes import terminate
-from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, put_deb
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, put_deb
 from tests.edge_server.processes import called
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
 USER = pwd.getpwuid(os.geteuid()).pw_name

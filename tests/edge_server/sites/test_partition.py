@@ -32,7 +32,7 @@ from shared.transfer.receiver import Policy
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from tests.benchmarks import netns
-from tests.machine import free_port
+from tests.machine import free_port, needs_mosquitto
 
 ROOT, MODULE = Path(__file__).parents[3], "tests.edge_server.sites.test_partition"
 ORDER, ALLOWANCE, ROUNDS, KEEPALIVE_S, DEADLINE_S, PAUSE_S = ("north", "south"), 100.0, 1000, 1, 2.0, 0.2
@@ -92,7 +92,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
+@needs_mosquitto
 def test_two_halves_of_a_real_partition_spend_no_joule_twice(tmp_path):
     """Together, cut off, together again: by both journals no more than both allowances is given away."""
     with ExitStack() as stack:

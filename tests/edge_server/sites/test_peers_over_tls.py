@@ -16,10 +16,11 @@ from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.overview import read_rounds
 from edge_server.trial.peers import connect_peers
 from shared.tensors.tree import State
-from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto
+from tests.edge_server.gateway.sites import LiveSite, make_site
 from tests.edge_server.harness import beginning
 from tests.edge_server.sites.test_sites_whole import EDGE_ROUNDS, HOMES, planned
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
 from edge_server.journal.runs import StoredRun
@@ -29,6 +28,7 @@ from shared.protocol.topics import is_name
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import ROOT, TINY, called, captured, final
 from tests.edge_server.textbook import require_equal
+from tests.machine import needs_mosquitto
 from tests.naming import names_all, naming
 
 ROUNDS = 4
@@ -64,7 +64,7 @@ def planned(folder: Path, **sections: str) -> Path:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
+@needs_mosquitto
 def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
     """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean.
 

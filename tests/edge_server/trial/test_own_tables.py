@@ -17,13 +17,10 @@ from edge_server.journal.sqlite import read_records
 from edge_server.release.run_model import read_model
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 PREPARED = {"mean": [0.5], "std": [2.0]}
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.journal.plan_queue import QUEUES
 from edge_server.journal.records import (
     Joined,
@@ -31,14 +30,10 @@ from edge_server.trial import wait_for_devices
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, called, captured, final, folder_of, forked, until
 from tests.edge_server.textbook import require_equal
-from tests.machine import free_port, on_terminal, require_whole
+from tests.machine import free_port, needs_mosquitto, on_terminal, require_whole
 from tests.naming import names_all
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 
 def devices(*names: str) -> str:

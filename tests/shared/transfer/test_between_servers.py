@@ -32,6 +32,7 @@ from shared.transport.base import Broker, Inbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
 from shared.transport.simulated_link import Link, Rate
+from tests.machine import needs_mosquitto
 
 REGION, NORTH = "region", "north"
 FRAME_BYTES, OFFER_S, RATE = 32 * 1024, 1.0, 8e6
@@ -166,7 +167,7 @@ def test_what_a_link_between_servers_loses_is_asked_for_again(north, tmp_path, r
 
 
 @pytest.mark.broker
-@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
+@needs_mosquitto
 def test_two_servers_as_processes_exchange_a_payload_through_a_broker(north, tmp_path):
     """The one that receives is killed on the way, and goes on with what its file has."""
     from tests.edge_server.processes import PATIENCE_S, started, until  # noqa: PLC0415 - those need no torch

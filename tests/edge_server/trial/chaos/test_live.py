@@ -9,19 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.fleet import broker
 from edge_server.trial.chaos.kills import KINDS, MARKS, schedule
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER
 from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.processes import Ended, called, captured, forked, until
+from tests.machine import needs_mosquitto
 from tests.naming import names_all
 
-pytestmark = [
-    pytest.mark.broker,
-    pytest.mark.slow,
-    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
-]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, needs_mosquitto]
 
 KILLS, SEED, LIMIT_S = 4, 24849, 300.0  # every kind is among them, two after a mark; `make chaos` makes 200
 EARLY_SEED = 125  # the first kill is as soon as the server was started
