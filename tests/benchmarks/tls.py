@@ -27,7 +27,7 @@ from shared.transport.mqtt import MqttTransport
 from tests.edge_server.gateway.sites import LiveSite, make_site
 
 SIZES = ((4_000, "4kB", 60), (25_000_000, "25MB", 14))
-TARGET = {"25MB": "<= 1.35"}
+TARGET = {"25MB": "<= 1.25"}
 TURNS, QUICK_ROUNDS = 3, 12
 BOARDS, QUICK_BOARDS, PROCESS_BOARDS = 200, 8, 50
 DOWN_S, GUARD_S, LOOK_S = 1.0, 120.0, 0.01
