@@ -60,8 +60,9 @@ _numbers = count()
 def pytest_configure() -> None:
     """Keep temporary files in memory; collect no garbage while tests are collected.
 
-    Waiting for the disk, at each of a hundred thousand syncs, took half of the time; a machine that cannot run programs
-    there, or has no room, keeps them on the disk. Nothing that is collected is garbage, and looking takes seconds.
+    A sync of a busy disk takes milliseconds, and some files of tests sync thousands of times; a machine that cannot run
+    programs there, or has no room, keeps them on the disk. Nothing that is collected is garbage, and looking takes
+    seconds.
     A shell that starts the tests in the background has them ignore SIGINT, and so would all that they start.
     """
     if MEMORY.is_dir():
