@@ -14,7 +14,7 @@ from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, Run
 from edge_server.journal.sqlite import JOURNAL, read_records
 from edge_server.replay.run import replay_plan
 from edge_server.rounds.check_plan import load
-from tests.edge_server.harness import write_plan
+from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, captured, final, forked, until, waiting
 from tests.edge_server.textbook import require_equal
 from tests.naming import names_all
@@ -122,7 +122,8 @@ def test_jobs_wait_for_the_servers_own_plan_and_do_not_stop_each_other(fleet, tm
     """While it runs, the site is busy; a job that fails, and one that is removed, leave the next its turn."""
     queue = Queue(fleet, tmp_path, plan="own.toml")
     queue.plan("own", "a")
-    faulty = queue.plan("faulty", "ab", model='name = "mlp"\noptions = { features = 7, hidden = 8, classes = 10 }')
+    model = 'name = "mlp"\noptions = { features = 8, hidden = 8, classes = 3 }'
+    faulty = queue.plan("faulty", "ab", model=model, data=write_examples(tmp_path))
     log = tmp_path / "log"
     with forked("run", "--config", queue.config, log=log) as server:
         until(lambda: queue.rounds("own"), "the first round of the server's own plan")
@@ -131,6 +132,7 @@ def test_jobs_wait_for_the_servers_own_plan_and_do_not_stop_each_other(fleet, tm
             assert refused.code == 3
             assert names_all(refused.err, "'lab'", "edge-server submit")
         queue.submit(faulty)
+        (tmp_path / "examples.npz").unlink()
         queue.submit(queue.plan("endless", "ab", rounds=1000))
         queue.submit(queue.plan("last", "b"))
         queue.submit(queue.plan("urgent", "b"), priority=1)
@@ -143,7 +145,7 @@ def test_jobs_wait_for_the_servers_own_plan_and_do_not_stop_each_other(fleet, tm
     for name, devices in (("own", "a"), ("urgent", "b"), ("last", "b")):
         queue.require_whole(name, devices)
     [failed] = [job for job in queue.jobs.list_jobs() if job.plan.name == "faulty"]
-    assert names_all(failed.cause, "model", "(1, 8, 8)")
+    assert names_all(failed.cause, "examples.npz")
     assert queue.states() == {"faulty": "failed", "last": "finished", "urgent": "finished"}
     again = captured("run", "--config", queue.config)
     assert (again.code, names_all(again.err, "own", "--again")) == (0, True)
