@@ -7,7 +7,7 @@ function of the standard library with arbitrary options is as good as a shell. S
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import math
 import os
@@ -312,6 +312,14 @@ def _is_of_project(module: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in _packages)
 
 
+def _has(package: str, plugin: Plugin) -> bool:
+    """Tell if a project's package has the module of a plugin that was named without the package."""
+    try:
+        return importlib.util.find_spec(f"{package}.{plugin.module}") is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str) -> T:
     """Import a plugin.
 
@@ -322,6 +330,8 @@ def _import_allowed(registry: Registry[T], name: str, plugin: Plugin, what: str)
         full = f"{plugin.distribution}:{name}" if plugin.distribution else name
         reason = _refused.get(plugin.module.partition(".")[0])
         remedy = f"list it under plugins in its settings or {VARIABLE}, a project's code under projects of [trainer]"
+        if within := [package for package in _packages if _has(package, plugin)]:
+            remedy = f"did you mean '{within[0]}.{plugin.module}:{plugin.attribute}', of the project?"
         raise ConfigError(
             f"{what} {full[:120]!r} is not allowed in this process{f': {reason}' if reason else f'; {remedy}'}"
         )

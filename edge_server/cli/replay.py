@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -17,8 +18,10 @@ from edge_server.replay.comparison.compare_sites import SitesGap
 from edge_server.replay.comparison.compare_text import lines, sites_lines, table
 from edge_server.replay.comparison.stored_runs import compare_site_runs
 from edge_server.replay.run import ReplayedRun, handle_sigterm, run_replay
+from edge_server.rounds.plugins import describe_changes
 from shared.errors import ConfigError
 
+log = logging.getLogger(__name__)
 EXIT_FAR = 1
 """The gap exceeds `--fail-above`."""
 
@@ -67,6 +70,9 @@ def compare_with_recorded(
         ConfigError: Several sites are compared with a run of a single server.
         Unwritable: The page cannot be written.
     """
+    for before, after in zip(recorded, replayed, strict=False):
+        if before.opened and after.opened and (changes := describe_changes(before.opened, after.opened.plugins or ())):
+            log.warning("%s; the replay used the present code", changes)
     gap = compare_site_runs(recorded, replayed)
     if options.html:
         write(options.html, sites_page(gap) if isinstance(gap, SitesGap) else page(gap))

@@ -70,8 +70,8 @@ def require_data(plan: Plan, data_root: Path) -> None:
     for key, data in (("data", plan.data), ("server_data", plan.server_data)):
         if data and data.path and not Path(data.path).exists():
             raise ConfigError(
-                f"{key}.path: {data.path} does not exist; relative paths start at data_root, which is {data_root}: "
-                f"correct {key}.path, --data-root or data_root of the server's file"
+                f"{key}.path: {data.path} does not exist; relative paths start at the folder of a project's plan, else "
+                f"at data_root, here {data_root}: correct {key}.path, --data-root or data_root of the server's file"
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError
-from shared.projects.working_folder import activate, find_active, find_working_folder
+from shared.projects.working_folder import activate, activate_found, find_active, find_working_folder
 from shared.protocol.messages import ProjectVersion
 
 
@@ -53,12 +53,15 @@ def plan_project(plan: Plan) -> ProjectVersion | None:
 
 
 def require_project(plan: Plan, run: str) -> None:
-    """Refuse to read a run's network without the code of its project.
+    """Activate the project of a run's network, if it is in the current folder or FIELDFLEET_PROJECTS.
 
     Raises:
-        ConfigError: It is neither active nor installed.
+        ConfigError: It is neither there, nor active, nor installed.
     """
-    if plan.project and not find_active(plan.project) and not _installed_version(plan.project):
+    if not plan.project or find_active(plan.project) or _installed_version(plan.project):
+        return
+    activate_found(Path.cwd())  # `edge-server` did so when it started; a script of the API did not
+    if not find_active(plan.project):
         raise ConfigError(
             f"run {run}: model {plan.model.name!r} needs the code of project {plan.project!r}; run this command in the "
             "project's folder, or set FIELDFLEET_PROJECTS to that folder"

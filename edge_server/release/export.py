@@ -23,7 +23,7 @@ from edge_server.release.graph import (
 )
 from edge_server.release.run_model import RunModel, make_probes
 from shared.errors import ConfigError, Unwritable, first_line
-from shared.protocol.inference.release import sha256_of
+from shared.protocol.inference.release import Preprocessing, sha256_of
 from shared.protocol.messages import Scalar
 from shared.registry import FAULTS
 from shared.runtime.durable import replace_file
@@ -42,6 +42,7 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
         size: Bytes of the file.
         input: Shape of one input, without the batch.
         output: Shape of one output, without the batch.
+        preprocessing: Preparation of the training examples, which the file does not contain.
         error: Largest difference from PyTorch on random inputs, as a share of the largest output; None for
             safetensors, which holds no graph to run.
     """
@@ -54,6 +55,7 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     input: tuple[int, ...]
     output: tuple[int, ...]
+    preprocessing: Preprocessing
     error: float | None = None
 
 
@@ -89,6 +91,7 @@ def export_model(run_model: RunModel, file_format: str, out: Path) -> ExportedFi
         sha256=sha256_of(data),
         input=run_model.example,
         output=tuple(probes[1].shape[1:]),
+        preprocessing=run_model.preprocessing,
         error=error,
     )
 

@@ -30,7 +30,7 @@ from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
 from edge_server.plan.project import require_project
-from edge_server.rounds.plugins import require_recorded_network
+from edge_server.rounds.plugins import changed_network_code
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, join_network
 from shared.data.classes import normalise_class_names
@@ -121,7 +121,7 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
         number: Round; None for the default of `read_model`.
 
     Raises:
-        ConfigError: As `read_model`, but for the input shape; or the code of the network is another now, or missing.
+        ConfigError: As `read_model`, but for the input shape; or the code of the network is missing.
         CorruptFile: The checkpoint is damaged.
     """
     start = run.opened
@@ -129,7 +129,8 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
         raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
     plan = start.plan
     require_project(plan, start.run)
-    require_recorded_network(start)
+    if changes := changed_network_code(start):
+        log.warning("%s; the weights are those of the run, and the network is that of the present code", changes)
     algorithm = plan_algorithm(plan)
     number = number or _default_round(run, plan)
     try:

@@ -290,8 +290,8 @@ def _check_target_value(plan: Plan, path: Path) -> None:
         raise ConfigError(f"{path}: task.target.value: sites end their runs together, after the last round; remove it")
     if not plan.evaluation.every:
         raise ConfigError(
-            f"{path}: task.target.value is reached on the server's test data, and it tests nothing; set "
-            "evaluation.every, or remove the value"
+            f"{path}: task.target.value ends a run by the server's tests, and evaluation.every = 0 turns these off; "
+            "set evaluation.every, or remove the value"
         )
 
 

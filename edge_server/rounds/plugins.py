@@ -40,14 +40,28 @@ def task_plugins(plan: Plan) -> tuple[PluginVersion, ...]:
     return identify((registry, name) for registry, name in _names(plan) if registry.kind not in SERVER_KINDS)
 
 
-def require_recorded_network(begun: RunOpened) -> None:
-    """Refuse to read the network of a run with other code than it was trained with.
+def changed_network_code(begun: RunOpened) -> str:
+    """Describe how the code of a run's network differs from that of its beginning; empty if it does not.
 
     Raises:
-        ConfigError: As `plan_plugins` and `require_recorded`.
+        ConfigError: As `plan_plugins`.
     """
     plan = begun.plan
-    require_recorded(begun, identify([(ALGORITHMS, plan.algorithm.name), (MODELS, plan.model.name)]))
+    return describe_changes(begun, identify([(ALGORITHMS, plan.algorithm.name), (MODELS, plan.model.name)]))
+
+
+def describe_changes(begun: RunOpened, plugins: Sequence[PluginVersion]) -> str:
+    """Describe the first plugin with other code than a run began with; empty if there is none."""
+    recorded = {(plugin.kind, plugin.name): plugin for plugin in begun.plugins or ()}
+    for plugin in plugins:
+        before = recorded.get((plugin.kind, plugin.name))
+        if before and before.digest != plugin.digest:
+            return (
+                f"run {begun.run!r} began with {plugin.kind} {plugin.name!r} {before.version} (digest "
+                f"{before.digest[:SHOWN_DIGITS]}), and here it is {plugin.version} (digest "
+                f"{plugin.digest[:SHOWN_DIGITS]}): a file of its package was added, changed or removed"
+            )
+    return ""
 
 
 def require_recorded(begun: RunOpened, plugins: Sequence[PluginVersion]) -> None:
@@ -56,15 +70,8 @@ def require_recorded(begun: RunOpened, plugins: Sequence[PluginVersion]) -> None
     Raises:
         ConfigError: A digest differs; the message names both.
     """
-    recorded = {(plugin.kind, plugin.name): plugin for plugin in begun.plugins or ()}
-    for plugin in plugins:
-        before = recorded.get((plugin.kind, plugin.name))
-        if before and before.digest != plugin.digest:
-            raise ConfigError(
-                f"run {begun.run!r} began with {plugin.kind} {plugin.name!r} {before.version} (digest "
-                f"{before.digest[:SHOWN_DIGITS]}), and here it is {plugin.version} (digest "
-                f"{plugin.digest[:SHOWN_DIGITS]}); restore that version, or name another run"
-            )
+    if changes := describe_changes(begun, plugins):
+        raise ConfigError(f"{changes}; restore that version, or name another run")
 
 
 def _names(plan: Plan) -> Iterator[tuple[Registry[Any], str]]:

@@ -149,7 +149,9 @@ def _trace_shapes(layers: nn.Sequential, example: Tensor) -> tuple[list[tuple[in
                 outputs = layer(outputs)
             except FAULTS as error:
                 problem = describe_misfit(layers, partial(layers, example), error)
-                raise ConfigError(f"model: it does not take examples of shape {shapes[0]} ({problem})") from error
+                raise ConfigError(
+                    f"model: the network does not take examples of shape {shapes[0]} ({problem})"
+                ) from error
             shapes.append(tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else ())
             macs.append(counter.get_total_flops() // 2)
     return shapes, macs
@@ -256,7 +258,8 @@ def _count_on(model: Model, device: torch.device, step: _Step) -> int:
         except FAULTS as error:
             problem = describe_misfit(network, partial(network, inputs), error)
             raise ConfigError(
-                f"model: it does not take examples of shape {step.example} ({problem}); correct its options"
+                f"model: the network does not take examples of shape {step.example} ({problem}); "
+                "correct its options or code"
             ) from error
         if step.trains:
             outputs.sum().backward()

@@ -130,7 +130,7 @@ def output_shape(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "m
             shape = f"{dtype_name(inputs.dtype)} {tuple(inputs.shape[1:])}"
             problem = describe_misfit(network, lambda: call_with(network, tree, example), error)
             raise ConfigError(
-                f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
+                f"{place}: the network does not take examples of shape {shape} ({problem}); correct its options or code"
             ) from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(

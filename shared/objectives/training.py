@@ -17,7 +17,7 @@ from shared.objectives.base import DEFAULT_LOSSES, Objective, build_objective
 from shared.objectives.loss_table import LOSSES
 from shared.objectives.losses import LossFunction, cross_entropy
 from shared.protocol.messages import Spec
-from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, ObjectiveSpec
+from shared.protocol.objective import CLASS_KINDS, CLASSIFICATION_SPEC, NUMBER_KINDS, ObjectiveSpec
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class TrainingObjective(Objective):
         return [self.loss(*part) for part in parts]
 
     def _call(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.kind in NUMBER_KINDS and outputs.numel() == targets.numel():
+            outputs = outputs.reshape(targets.shape)  # a loss of the user would broadcast (N,) and (N, 1) to (N, N)
         try:
             return self.loss_function(outputs, targets)
         except registry.FAULTS as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 import sys
 
@@ -18,7 +19,10 @@ def require_project_name(name: str) -> str:
         ValueError: It is no name of a package, or that of the standard library's or ours.
     """
     if not NAME.fullmatch(name) or len(name) > MOST_NAME:
-        raise ValueError(f"project {name[:80]!r}: a name has lower-case letters, digits and single underscores")
+        rule = "begins with a lower-case letter and has lower-case letters, digits and single underscores"
+        raise ValueError(f"project {name[:80]!r}: a name {rule}")
+    if keyword.iskeyword(name):
+        raise ValueError(f"project {name!r} is a keyword of Python; choose another name")
     if name in OURS or name in sys.stdlib_module_names:
         raise ValueError(f"project {name!r} has the name of a module of Python or fieldfleet; choose another")
     return name

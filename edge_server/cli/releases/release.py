@@ -80,14 +80,17 @@ def export(options: argparse.Namespace) -> int:
     like = "" if written.error is None else f", within {written.error:.1e} of PyTorch"
     size = _bytes(written.size)
     sys.stdout.write(f"{source.run}, round {source.round}{_accuracy(model)}: {size}{like}\n{written.file}\n")
+    if model.preprocessing.mean or model.preprocessing.std:
+        sys.stdout.write(f"inputs: {_format_preprocessing(model.preprocessing)}; prepare them so before a call\n")
     return 0
 
 
-def _read(options: argparse.Namespace) -> RunModel:
-    """Return the requested model."""
+def _read(options: argparse.Namespace, *, is_exact: bool = False) -> RunModel:
+    """Return the requested model; with `is_exact`, refuse other code of its network than at the run's beginning."""
     from edge_server.journal.runs import find_run  # noqa: PLC0415
     from edge_server.plan.sites import parse_round  # noqa: PLC0415
     from edge_server.release.run_model import read_model  # noqa: PLC0415
+    from edge_server.rounds.plugins import changed_network_code  # noqa: PLC0415
 
     if any(size < 1 for size in options.example):
         raise ConfigError("--example: use numbers from 1")
@@ -96,6 +99,8 @@ def _read(options: argparse.Namespace) -> RunModel:
 
         registry.allow([*registry.allowed_entries(), *plugin_entries(load(options.config))])
     run = find_run(options.data_dir, options.run)
+    if is_exact and run.opened and (changes := changed_network_code(run.opened)):
+        raise ConfigError(f"{changes}; restore it, so that boards serve the trained network, or use edge-server export")
     sites = run.opened.plan.sites if run.opened else UNSET
     number = None if options.round is None else parse_round(options.round, sites)
     model = read_model(run, number, options.example)
@@ -235,7 +240,7 @@ def _create(options: argparse.Namespace) -> StoredRelease:
         raise ConfigError("--max-drop needs --int8 or --float16")
     if options.max_drop is not None and not 0 <= options.max_drop <= 1:
         raise ConfigError("--max-drop: use a share from 0 to 1")
-    model = _read(options)
+    model = _read(options, is_exact=True)
     smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
     if options.int8 or options.float16:
         smaller = ReductionOptions("int8" if options.int8 else "float16", drop)

@@ -7,7 +7,7 @@ import pytest
 
 from edge_server.journal.records import RunOpened
 from edge_server.plan.plan import Plan
-from edge_server.rounds.plugins import plan_plugins, require_recorded, task_plugins
+from edge_server.rounds.plugins import describe_changes, plan_plugins, require_recorded, task_plugins
 from shared import registry
 from shared.errors import ConfigError
 from shared.plugins import source_digest
@@ -46,6 +46,8 @@ def test_a_run_is_not_resumed_with_other_code(plan):
     changed = [msgspec.structs.replace(plugin, digest="e" * 64) for plugin in plugins]
     with pytest.raises(ConfigError, match=naming("'r'", "algorithm", "'slow'", plugins[0].digest[:12], "e" * 12)):
         require_recorded(begun, changed)
+    assert describe_changes(begun, plugins) == ""
+    assert "e" * 12 in describe_changes(begun, changed)
 
 
 def test_a_record_without_plugins_is_written_as_before(plan):

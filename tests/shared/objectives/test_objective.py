@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from shared import registry
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.evaluate import require_matching_examples, score
@@ -172,3 +173,14 @@ def test_specs_out_of_range_are_refused() -> None:
     assert math.isnan(
         build_training_objective(ObjectiveSpec(metrics=("auroc",))).metrics["auroc"].value(np.zeros(2048))
     )
+
+
+def test_a_loss_of_the_user_gets_outputs_of_the_targets_shape():
+    """A network that returns (N,) for targets (N, 1) would otherwise be trained on all N x N differences."""
+    registry.allow(["torch.nn.functional:mse_loss"])
+    try:
+        own = build_training_objective(ObjectiveSpec(kind="regression", loss="torch.nn.functional:mse_loss"))
+        outputs, targets = draw(8), draw(8, 1)
+        assert torch.equal(own.loss(outputs, targets), functional.mse_loss(outputs[:, None], targets))
+    finally:
+        registry.allow([])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess  # noqa: TID251 - a script as a user runs it
+import sys
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +87,29 @@ def test_four_commands_lead_from_a_name_to_a_live_run_of_own_code(tmp_path, monk
     require_equal(*models)
 
 
+def test_changed_code_is_named_wherever_an_earlier_run_is_read(tmp_path, monkeypatch):
+    """An export and a comparison warn; a release, which boards serve, is refused. A script finds the code, too."""
+    monkeypatch.chdir(tmp_path)
+    captured("new", "heat", "--kind", "regression")
+    folder = tmp_path / "heat"
+    plan = (folder / "plan.toml").read_text().replace("rounds = 5", "rounds = 1")
+    (folder / "plan.toml").write_text(plan.replace("[data]\n", '[data]\nnormalise = "federated"\n'))
+    run(folder, "replay", "plan.toml")
+    name = next((folder / "runs").glob("heat-replay-*")).name
+    script = f"from edge_server import api; print(api.open_run({name!r}).model())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    assert "Linear(in_features=4" in done.stdout, done.stderr
+    assert "inputs: " in run(folder, "export", name, "--format", "onnx")
+    with (folder / "heat" / "network.py").open("a") as file:
+        file.write("# edited\n")
+    assert names_all(run(folder, "export", name, "--format", "onnx"), "WARNING", "heat.network:build", "inputs: ")
+    assert names_all(run(folder, "replay", name, "--compare", name), "WARNING", "heat.network:build")
+    log = tmp_path / "log"
+    with forked("release", "create", name, log=log, cwd=folder) as process:
+        assert process.wait(300) == 2
+    assert names_all(log.read_text(), "heat.network:build", "restore")
+
+
 @pytest.mark.parametrize(
     ("name", "named"),
     [
@@ -93,6 +118,8 @@ def test_four_commands_lead_from_a_name_to_a_live_run_of_own_code(tmp_path, monk
         ("json", "'json'"),
         ("shared", "'shared'"),
         ("torch", "'torch'"),
+        ("yield", "keyword"),
+        ("2fast", "begins with"),
         ("../x", "x"),
     ],
 )
