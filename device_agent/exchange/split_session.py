@@ -40,7 +40,7 @@ class Exchange(Protocol):
     """Exchanges features and their gradient with the server at every step of a split session."""
 
     @property
-    def carried(self) -> tuple[int, int]:
+    def bytes_so_far(self) -> tuple[int, int]:
         """Bytes of frames so far: features up, gradients down."""
 
     def __call__(self, step: int, parts: Sequence[memoryview]) -> Awaitable[memoryview | Missed]:
@@ -98,7 +98,7 @@ class _Session:
     _heard_server: bool = False
 
     @property
-    def carried(self) -> tuple[int, int]:
+    def bytes_so_far(self) -> tuple[int, int]:
         return self.features_bytes, self.gradient_bytes
 
     async def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:

@@ -144,7 +144,7 @@ class PipeExchange:
     out: BinaryIO
 
     @property
-    def carried(self) -> tuple[int, int] | None:
+    def bytes_so_far(self) -> tuple[int, int] | None:
         """Bytes of the frames of the job's steps so far, up and down."""
         return self.reader.carried
 

@@ -118,7 +118,7 @@ class Conversation:
             self.error = error
             self.give_up()
             return
-        answer, carried = exchanging.result(), self._exchange.carried
+        answer, carried = exchanging.result(), self._exchange.bytes_so_far
         if isinstance(answer, Missed):
             self.send(Skipped(answer.steps, carried))
         else:

@@ -102,7 +102,7 @@ def train_split(task: TrainingTask) -> Update:
             training.advance(answer)
             if threads:
                 threads.note(perf_counter() - begun)
-        training.carried = exchange.carried
+        training.carried = exchange.bytes_so_far
     assert training.update is not None
     return training.update
 

@@ -54,7 +54,7 @@ class StepExchange(Protocol):
     """Blocking exchange of the steps of a split training with the server."""
 
     @property
-    def carried(self) -> tuple[int, int] | None:
+    def bytes_so_far(self) -> tuple[int, int] | None:
         """Bytes of the steps' frames so far, up and down; None if not counted."""
 
     def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:

@@ -75,7 +75,7 @@ class SitesPlan(Section, frozen=True, kw_only=True):
         """Names of the sites, in the order of `clusters`."""
         return tuple(self.clusters)
 
-    def reordered(self, names: Sequence[str]) -> SitesPlan:
+    def order_sites(self, names: Sequence[str]) -> SitesPlan:
         """Return the table with its sites in the order of `names`; other sites come last."""
         clusters = {site: self.clusters[site] for site in (*names, *self.clusters) if site in self.clusters}
         return msgspec.structs.replace(self, clusters=clusters)
@@ -92,7 +92,7 @@ def restore_site_order(record: Any) -> None:
         record: Has a `plan`, and its site names as `sites`; if these are empty, they are set from the plan.
     """
     if record.plan.sites:
-        sites = record.plan.sites.reordered(record.sites)
+        sites = record.plan.sites.order_sites(record.sites)
         msgspec.structs.force_setattr(record, "plan", msgspec.structs.replace(record.plan, sites=sites))
         msgspec.structs.force_setattr(record, "sites", sites.names)
 

@@ -31,7 +31,8 @@ BOARD = "board"
 def task_rows(run: RunRecord) -> Iterator[TaskRow]:
     """Yield a row for every task, in order of round and device."""
     for (number, device), cause in sorted(_task_causes(run).items()):
-        opening, accepted, closed = run.rounds.get(number), run.accepted.get((number, device)), run.closed.get(number)
+        opening, closed = run.rounds.get(number), run.round_ends.get(number)
+        accepted = run.updates.get((number, device))
         final_cost = run.final_costs.get((number, device))
         is_late = closed is not None and device not in closed.record.arrived
         row: dict[str, Any] = {"round": number, "device": device, "purpose": _purpose(run, number)}
@@ -49,7 +50,7 @@ def task_rows(run: RunRecord) -> Iterator[TaskRow]:
 def _task_causes(run: RunRecord) -> dict[tuple[int, str], str]:
     """Return the cause of failure of every task by round and device; empty if it did not fail."""
     causes = {(number, device): "" for number, opening in run.rounds.items() for device in opening.record.assignments}
-    causes |= dict.fromkeys(run.accepted, "")
+    causes |= dict.fromkeys(run.updates, "")
     causes |= {(end.round, device): cause for end in run.ends for device, cause in end.failed.items()}
     measured = run.last_of(Measured)
     return causes | {(0, device): cause for device, cause in (measured.failed if measured else {}).items()}
@@ -59,7 +60,7 @@ def _purpose(run: RunRecord, number: int) -> Purpose:
     rounds = run.opening.plan.rounds
     if number <= rounds:
         return "train" if number else "measure"
-    closed = run.closed.get(number - rounds - 1)
+    closed = run.round_ends.get(number - rounds - 1)
     return "statistics" if closed and closed.record.statistics_batches is not None else "evaluate"
 
 
@@ -112,9 +113,9 @@ def step_rows(run: RunRecord) -> Iterator[Step]:
 def round_rows(run: RunRecord) -> Iterator[Round]:
     """Yield a row for every round that was opening or closed."""
     names = ("outcome", "seconds", "loss", "accuracy", "test_loss", "device_accuracy", "steps", "refused")
-    for number in sorted(run.rounds.keys() | run.closed.keys()):
+    for number in sorted(run.rounds.keys() | run.round_ends.keys()):
         fields: dict[str, Any] = {"round": number, "outcome": "open"}
-        if closed := run.closed.get(number):
+        if closed := run.round_ends.get(number):
             fields |= {name: getattr(closed.record, name) for name in names}
             fields |= {"arrived": len(closed.record.arrived), "closed_s": closed.at_s}
         if opening := run.rounds.get(number):
@@ -164,7 +165,7 @@ def fact_rows(run: RunRecord) -> Iterator[Fact]:
 def _distinct_reports(run: RunRecord) -> Iterator[tuple[Sensed, float]]:
     """Skip reports of the same device and microsecond as the one before."""
     last: dict[str, float] = {}
-    for record, second in run.timed(Sensed):
+    for record, second in run.with_seconds(Sensed):
         if second is not None and last.get(record.device) != second:
             last[record.device] = second
             yield record, second
@@ -173,7 +174,7 @@ def _distinct_reports(run: RunRecord) -> Iterator[tuple[Sensed, float]]:
 def presence_rows(run: RunRecord) -> Iterator[Presence]:
     """Yield a row for every change of presence; leaving within a working span interrupts that round's task."""
     before, spans = set[Presence](), _working_spans(run)
-    for record, second in run.timed(Joined, Left):
+    for record, second in run.with_seconds(Joined, Left):
         if second is None or not isinstance(record, Joined | Left):
             continue
         is_birth = isinstance(record, Joined)
@@ -195,9 +196,9 @@ def _working_spans(run: RunRecord) -> dict[str, list[tuple[float, float, int]]]:
     """Return (start, end, round) of every device's work: from the round's opening to its update or close."""
     spans: dict[str, list[tuple[float, float, int]]] = {}
     for number, opening in sorted(run.rounds.items()):
-        closed = run.closed.get(number)
+        closed = run.round_ends.get(number)
         for device in opening.record.assignments if opening.at_s is not None else ():
-            accepted = run.accepted.get((number, device))
+            accepted = run.updates.get((number, device))
             moments = (accepted.at_s if accepted else None, closed.at_s if closed else None)
             end_s = min((moment for moment in moments if moment is not None), default=float("inf"))
             spans.setdefault(device, []).append((opening.at_s or 0.0, end_s, number))

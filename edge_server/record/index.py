@@ -53,7 +53,7 @@ class RunRecord:
             raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
         self.records, self.opening = records, opening
 
-    def timed(self, *kinds: type[R]) -> Iterator[Timed[R]]:
+    def with_seconds(self, *kinds: type[R]) -> Iterator[Timed[R]]:
         """Yield the valid records of some types with their seconds of the run."""
         clock = RunClock()
         records: Iterator[Any] = valid_records(self.records, ServerBegan, *kinds)
@@ -65,17 +65,17 @@ class RunRecord:
     @cached_property
     def rounds(self) -> dict[int, Timed[RoundOpened]]:
         """Openings of rounds by number."""
-        return {timed.record.round: timed for timed in self.timed(RoundOpened)}
+        return {timed.record.round: timed for timed in self.with_seconds(RoundOpened)}
 
     @cached_property
-    def closed(self) -> dict[int, Timed[RoundClosed]]:
+    def round_ends(self) -> dict[int, Timed[RoundClosed]]:
         """Ends of rounds by number, in order."""
-        return {timed.record.round: timed for timed in self.timed(RoundClosed)}
+        return {timed.record.round: timed for timed in self.with_seconds(RoundClosed)}
 
     @cached_property
-    def accepted(self) -> dict[tuple[int, str], Timed[UpdateAccepted]]:
+    def updates(self) -> dict[tuple[int, str], Timed[UpdateAccepted]]:
         """Updates by round and device."""
-        return {(timed.record.round, timed.record.device): timed for timed in self.timed(UpdateAccepted)}
+        return {(timed.record.round, timed.record.device): timed for timed in self.with_seconds(UpdateAccepted)}
 
     @cached_property
     def final_costs(self) -> dict[tuple[int, str], Cost]:

@@ -85,7 +85,7 @@ async def run_session(job: Job, workspace: Workspace, exchange: Exchange, clock:
                     await asyncio.sleep((1 - passed.forward) * passed.step_s)
                     passed.downs += 1
                 training.advance(answer)
-            training.carried = exchange.carried
+            training.carried = exchange.bytes_so_far
     except SessionLost:
         raise
     except FAILURES as error:

@@ -259,11 +259,11 @@ class _RoundDigests:
             seconds=end.seconds,
             joules=joules,
             **traffic,
-            until=self._spent(amount_or_unknown(end.seconds), joules, traffic),
+            until=self._sum_spending(amount_or_unknown(end.seconds), joules, traffic),
         )
         self.digests.append(digest)
 
-    def _spent(self, seconds: Amount, joules: Amount, traffic: Mapping[str, Amount]) -> SpentByRound:
+    def _sum_spending(self, seconds: Amount, joules: Amount, traffic: Mapping[str, Amount]) -> SpentByRound:
         """Return the spending by the end of the next round."""
         sums = {"seconds": [seconds], "joules": [joules], "bytes": list(traffic.values())}
         sums |= {name: [amount] for name, amount in traffic.items()}

@@ -211,7 +211,7 @@ class Outgoing:
         return b"".join(self.sender.source.read(0, self.transfer.size))
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True if frames are sent on the common topic."""
         return len(self.group or ()) > 1
 
@@ -226,7 +226,7 @@ class Outgoing:
         pieces = self.sender.pieces(want, self.transport.max_payload_bytes)
         if not self._may_ask(device, sum(stop - start for start, stop in pieces) * BLOCK_BYTES):
             return  # an honest device requests again
-        if self.shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
+        if self.is_shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
             self._fanout.leave(device)
             self._leavers.append(device)
         else:
@@ -267,7 +267,7 @@ class Outgoing:
                 self._leavers += self._fanout.remove_laggards(self.clock())
 
     async def _send(self, start: int, stop: int, audience: str) -> None:
-        everyone = audience == ALL and self.shared
+        everyone = audience == ALL and self.is_shared
         receiver = EVERYONE if everyone else audience or (self.group or self.devices)[0]
         frame = self.sender.frame(start, stop)
         try:

@@ -225,7 +225,7 @@ class TaskExchange:
             cut_codec=plan.cut_codec if assignment.is_split else LOSSLESS,
             assignment=self.run.membership.complete(self.run.server.fleet, device, assignment),
             params=payload.transfer,
-            shared=payload.shared,
+            shared=payload.is_shared,
             train=purpose == "train" or (purpose == "statistics" and assignment.is_split),
             evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
             measure_s=plan.measure.seconds if purpose == "measure" else 0.0,

@@ -84,5 +84,5 @@ def _decode(payload: Payload) -> Coded:
     filled: Tree = {}
     parts = blobs["values"].split(counts)
     for (key, outline), values, exponent in zip(outlines.items(), parts, exponents, strict=True):
-        filled[key] = outline.filled(values.to(torch.float32).mul_(2.0**-exponent).to(DTYPES[outline.dtype]))
+        filled[key] = outline.fill_leaf(values.to(torch.float32).mul_(2.0**-exponent).to(DTYPES[outline.dtype]))
     return Coded(entries.tree(filled), {})

@@ -114,4 +114,4 @@ def _scatter(outline: Outline, mask: NDArray[np.bool_], values: Tensor) -> Tenso
         places = np.flatnonzero(mask[start : start + _CHUNK])
         flat.numpy()[start + places] = bits.numpy()[written : written + len(places)]
         written += len(places)
-    return outline.filled(flat.view(values.dtype))
+    return outline.fill_leaf(flat.view(values.dtype))

@@ -45,7 +45,7 @@ class Outline:
         except (RuntimeError, TypeError) as error:  # TypeError: an extent beyond 64 bits
             raise WireError(f"no tensor has the shape {self.shape}", reason="shape") from error
 
-    def filled(self, flat: Tensor) -> Tensor:
+    def fill_leaf(self, flat: Tensor) -> Tensor:
         """Return the leaf from its values, of its dtype and number.
 
         Raises:

@@ -111,7 +111,7 @@ def _decode(payload: Payload) -> Coded:
         parts = codes.split([outline.count for outline in group.values()])
         for (key, outline), leaf_codes in zip(group.items(), parts, strict=True):
             values = quantizer.dequantize(leaf_codes, bits, low, high)
-            filled[key] = outline.filled(values.to(DTYPES[outline.dtype]))
+            filled[key] = outline.fill_leaf(values.to(DTYPES[outline.dtype]))
     return Coded(entries.tree(filled), {})
 
 

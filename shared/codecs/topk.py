@@ -172,7 +172,7 @@ def _decode(payload: Payload) -> Coded:
     vector = _read_vector(entries, sum(counts))
     filled: Tree = {}
     for (key, outline), part in zip(outlines.items(), vector.split(counts), strict=True):
-        filled[key] = outline.filled(part.to(DTYPES[outline.dtype]))
+        filled[key] = outline.fill_leaf(part.to(DTYPES[outline.dtype]))
     return Coded(entries.tree(filled), {})
 
 

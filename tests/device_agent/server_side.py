@@ -378,14 +378,15 @@ class Exchanged:
 
     miss: dict[int, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
-    carried: tuple[int, int] = (0, 0)
+    bytes_so_far: tuple[int, int] = (0, 0)
 
     async def __call__(self, step: int, parts) -> memoryview | Missed:
         self.steps.append(step)
         if step in self.miss:
             return Missed(self.miss[step])
         came = answer(parts)
-        self.carried = self.carried[0] + sum(part.nbytes for part in parts), self.carried[1] + came.nbytes
+        up, down = self.bytes_so_far
+        self.bytes_so_far = up + sum(part.nbytes for part in parts), down + came.nbytes
         return came
 
 

@@ -210,5 +210,5 @@ class BundleDistributor:
 
     async def _announce(self, device: str) -> None:
         outgoing = self._shipments[device].outgoing
-        bundle = Bundle(deployment=self.deployment, params=outgoing.transfer, shared=outgoing.shared)
+        bundle = Bundle(deployment=self.deployment, params=outgoing.transfer, shared=outgoing.is_shared)
         await self.send(device, bundle)  # if it does not arrive, the board asks again

@@ -149,7 +149,7 @@ def compare_runs(
     runs = RunRecord(recorded), RunRecord(replayed)
     digests = digest_run(recorded), digest_run(replayed)
     skipped: Skips = Counter()
-    updates = [{key: timed.record for key, timed in run.accepted.items()} for run in runs]
+    updates = [{key: timed.record for key, timed in run.updates.items()} for run in runs]
     both = sorted(updates[0].keys() & updates[1].keys())
     sent = [key for key in both if any(of_run[key].update.params for of_run in updates)]
     gossips = [{(number, ""): _gossip_entry(gossip) for number, gossip in run.gossips.items()} for run in runs]

@@ -95,11 +95,11 @@ def _header(run: RunRecord, tables: dict[str, tuple[Struct, ...]]) -> TraceHeade
 def _devices(run: RunRecord) -> list[TracedDevice]:
     """Return every device, first those of the plan, in the order of the fleet that shares the data set."""
     measured = run.last_of(Measured)
-    births = [record for record, at_s in run.timed(Joined) if at_s is not None]
-    reports = [record for record, at_s in run.timed(Sensed) if at_s is not None]
+    births = [record for record, at_s in run.with_seconds(Joined) if at_s is not None]
+    reports = [record for record, at_s in run.with_seconds(Sensed) if at_s is not None]
     names = {record.device for record in births} | {record.device for record in reports}
-    names |= {record.device for record, at_s in run.timed(Left) if at_s is not None}
-    names |= {device for _, device in run.accepted}
+    names |= {record.device for record, at_s in run.with_seconds(Left) if at_s is not None}
+    names |= {device for _, device in run.updates}
     names |= {device for opening in run.rounds.values() for device in opening.record.assignments}
     names |= {*measured.by_device, *measured.failed} if measured else set()
     versions = {record.device: record.version for record in births if record.version}

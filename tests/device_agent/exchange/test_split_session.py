@@ -60,8 +60,8 @@ async def test_steps_go_up_and_come_down_and_from_the_second_on_nothing_is_asked
         assert server.heard == {"Features": 3, "frame": 3 * 7}
         assert [offer.pushed for offer in server.offers] == [0, 98, 98, 98]
         overhead = 1 + 36 / FRAME_BYTES
-        assert 400_000 < exchange.carried[0] <= 400_000 * overhead + 36 * 4
-        assert 240_000 < exchange.carried[1] <= 240_000 * overhead + 36 * 4
+        assert 400_000 < exchange.bytes_so_far[0] <= 400_000 * overhead + 36 * 4
+        assert 240_000 < exchange.bytes_so_far[1] <= 240_000 * overhead + 36 * 4
 
 
 @pytest.mark.parametrize("loss", [0.1, 0.4])

@@ -43,7 +43,7 @@ def talk(script: str, exchange, story=None):
 class Echo:
     """Sends back what came, once for every word; the third step it skips."""
 
-    carried = 3, 4
+    bytes_so_far = 3, 4
 
     def __init__(self) -> None:
         self.came: list[tuple[int, int]] = []

@@ -66,7 +66,7 @@ def test_a_session_through_the_pipes_gives_the_bits_of_one_in_process(host, make
     assert exchange.steps == [1, 2, 3, 4]
     came = payload_of(host.outbox, 1)
     cost = host.outbox.entries()[0].update.cost
-    assert (cost.features_bytes, cost.gradient_bytes) == exchange.carried
+    assert (cost.features_bytes, cost.gradient_bytes) == exchange.bytes_so_far
     assert 0 < cost.exchange_s < START_S
     draft = host.outbox.draft("trial", 9)
     job = msgspec.structs.replace(host.make_job(task, draft), params=below(tmp_path, host.parameters))
@@ -151,7 +151,7 @@ from device_agent.trainer.interface import Job
 from device_agent.trainer.process import TrainerOptions, TrainerProcess
 
 class Never:
-    carried = 0, 0
+    bytes_so_far = 0, 0
     async def __call__(self, step, parts):
         print("waits", flush=True)
         await asyncio.sleep(600)

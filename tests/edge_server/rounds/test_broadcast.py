@@ -66,7 +66,7 @@ def task_of(outgoing: Outgoing) -> Task:
         codec=some,
         assignment=Assignment(seed=0, hyper=Hyper()),
         params=outgoing.transfer,
-        shared=outgoing.shared,
+        shared=outgoing.is_shared,
         deadline_s=9.0,
     )
 
@@ -96,7 +96,7 @@ async def test_a_single_device_is_served_on_its_own_topic(tmp_path):
     """Nobody else has to hear what concerns one device."""
     broker = MemoryTransport()
     async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
-        assert not outgoing.shared
+        assert not outgoing.is_shared
         await fetch(outgoing, "d0", broker, tmp_path)
         assert not [*common.drain()]
 

@@ -150,7 +150,7 @@ async def split(_folder: Path, words: Words, *, may_end: bool = False) -> object
             with suppress(*[SessionLost] * may_end):
                 came = await exchange(step, [memoryview(features(step))])
                 assert came == gradient(step) or (may_end and isinstance(came, Missed))
-        return exchange.carried
+        return exchange.bytes_so_far
 
 
 def loop_time() -> Callable[[], float]:

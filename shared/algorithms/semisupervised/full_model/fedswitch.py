@@ -69,7 +69,7 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
 
     descent = Descent([*student.weights.items()], hyper, settings.nesterov)
     facts = supervise(descent, views, network, state.facts, teach)
-    return State({**student.detached(), **add_prefix(teacher, TEACHER)}, {**facts, FOLLOWED: followed})
+    return State({**student.detach_leaves(), **add_prefix(teacher, TEACHER)}, {**facts, FOLLOWED: followed})
 
 
 def broadcast(settings: SwitchSettings, state: State, device: str, _assignment: Assignment) -> Tree:

@@ -142,5 +142,5 @@ def local(
     summary = descent.take((adaptation.objective(weak, strong) for _, (weak, strong) in views), after=adaptation.adapt)
     if summary.examples:
         metrics |= {"sure_labels": summary.sure / summary.examples, "teacher_labels": float(bool(teacher))}
-    change, count = subtract(adaptation.student.detached(), student), batches.num_examples
+    change, count = subtract(adaptation.student.detach_leaves(), student), batches.num_examples
     return state, Result(change, float(count), count, summary.loss, metrics=metrics)

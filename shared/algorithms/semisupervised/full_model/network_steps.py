@@ -55,7 +55,7 @@ class TrainingCopy:
         """Weights and buffers."""
         return {**self.weights, **self.buffers}
 
-    def detached(self) -> Tree:
+    def detach_leaves(self) -> Tree:
         """Return all leaves without gradients; they share their storage."""
         return {name: leaf.detach() for name, leaf in self.all.items()}
 

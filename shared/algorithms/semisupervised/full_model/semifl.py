@@ -84,7 +84,7 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
 
     views = labelled_epochs(settings, labelled, cohort, number, first=not rounds)
     facts = supervise(settings.descent([*leaves.weights.items()], hyper), views, network, state.facts)
-    trained_leaves = leaves.detached()
+    trained_leaves = leaves.detach_leaves()
     batches = labelled[0].tensor_split(-(-len(labelled[0]) // STATISTICS_BATCH))
     trained = measure_statistics(model.layers, {name: trained_leaves[name] for name in sent}, batches)
     momentum = add_prefix(take_prefix(state.tree, MOMENTUM), MOMENTUM)
