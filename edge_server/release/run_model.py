@@ -29,7 +29,6 @@ from edge_server.learner import plan_algorithm
 from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan
-from edge_server.plan.project import require_project
 from edge_server.rounds.plugins import changed_network_code
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, join_network
@@ -128,7 +127,6 @@ def read_network(run: StoredRun, number: int | None = None) -> tuple[Model, int]
     if start is None:
         raise ConfigError(f"run {run.folder.name} was never started, so it has no model; choose another run")
     plan = start.plan
-    require_project(plan, start.run)
     if changes := changed_network_code(start):
         log.warning("%s; the weights are those of the run, and the network is that of the present code", changes)
     algorithm = plan_algorithm(plan)

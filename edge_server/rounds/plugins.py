@@ -8,6 +8,7 @@ from typing import Any
 from edge_server.allocation.allocators.table import ALLOCATORS
 from edge_server.journal.records import RunOpened
 from edge_server.plan.plan import Plan
+from edge_server.plan.project import require_project
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
 from shared.data.sources.read import SOURCES
@@ -44,9 +45,10 @@ def changed_network_code(begun: RunOpened) -> str:
     """Describe how the code of a run's network differs from that of its beginning; empty if it does not.
 
     Raises:
-        ConfigError: As `plan_plugins`.
+        ConfigError: As `plan_plugins`, or the code of its project is missing.
     """
     plan = begun.plan
+    require_project(plan, begun.run)
     return describe_changes(begun, identify([(ALGORITHMS, plan.algorithm.name), (MODELS, plan.model.name)]))
 
 
