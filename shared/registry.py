@@ -316,7 +316,7 @@ def _has(package: str, plugin: Plugin) -> bool:
     """Tell if a project's package has the module of a plugin that was named without the package."""
     try:
         return importlib.util.find_spec(f"{package}.{plugin.module}") is not None
-    except (ImportError, ValueError):
+    except FAULTS:  # of the project's own `__init__.py`, which this imports
         return False
 
 

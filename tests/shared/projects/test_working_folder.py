@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from shared import registry
 from shared.errors import ConfigError
+from shared.objectives.loss_table import LOSSES
 from shared.projects.working_folder import activate, activate_found, find_working_folder
 from tests.naming import names_all
 
@@ -81,3 +83,19 @@ def test_an_entry_point_is_found_by_its_short_name(tmp_path):
     [(name, plugin)] = [item for item in registry.offered_plugins("codecs") if item[0] == "plainest"]
     assert plugin == registry.Plugin("working_air", "build", "working-air", "0.1.0")
     assert registry.is_allowed(plugin, name)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"), [("", "did you mean 'working_air.losses:own'"), ("raise RuntimeError", "FIELDFLEET_PLUGINS")]
+)
+def test_a_module_named_without_its_package_is_suggested(tmp_path, monkeypatch, code, named):
+    """Looking for it imports the package, whose own faults are not those of the plan."""
+    folder = write_folder(tmp_path)
+    (folder / NAME / "losses.py").touch()
+    monkeypatch.setattr(registry, "_packages", {})
+    activate(find_working_folder(folder))
+    (folder / NAME / "__init__.py").write_text(code)
+    importlib.invalidate_caches()
+    sys.modules.pop(NAME, None)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        registry.find(LOSSES, "losses:own", "loss")
