@@ -88,11 +88,10 @@ def test_an_entry_point_is_found_by_its_short_name(tmp_path):
 @pytest.mark.parametrize(
     ("code", "named"), [("", "did you mean 'working_air.losses:own'"), ("raise RuntimeError", "FIELDFLEET_PLUGINS")]
 )
-def test_a_module_named_without_its_package_is_suggested(tmp_path, monkeypatch, code, named):
+def test_a_module_named_without_its_package_is_suggested(tmp_path, code, named):
     """Looking for it imports the package, whose own faults are not those of the plan."""
     folder = write_folder(tmp_path)
     (folder / NAME / "losses.py").touch()
-    monkeypatch.setattr(registry, "_packages", {})
     activate(find_working_folder(folder))
     (folder / NAME / "__init__.py").write_text(code)
     importlib.invalidate_caches()
