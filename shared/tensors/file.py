@@ -135,7 +135,13 @@ def _read(path: Path) -> State:
         raise CorruptFile(f"{path}: {error}") from error
     if _digest(tree, facts).hex() != expected:
         raise CorruptFile(f"{path}: the digest does not match the content")
-    return State(tree, json.loads(facts))
+    try:
+        decoded = json.loads(facts)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path}: its facts are damaged: {error}") from error
+    if not isinstance(decoded, dict):
+        raise CorruptFile(f"{path}: its facts are a {type(decoded).__name__}, not a table")
+    return State(tree, decoded)
 
 
 def read_about(path: Path) -> dict[str, Scalar]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from contextlib import contextmanager
+from json import dumps as json_dumps
 
 import pytest
 import torch
@@ -160,3 +161,11 @@ def test_a_loaded_state_keeps_its_values_when_its_file_becomes_the_spare_of_late
     first.tree["weight"].zero_()
     assert_same(second, state)
     assert_same(tensorfile.load(path), other)
+
+
+@pytest.mark.parametrize("facts", ["", "[]", "nonsense", "[" * 100_000])
+def test_facts_that_are_no_table_are_damage_even_with_a_fitting_digest(path, monkeypatch, facts):
+    monkeypatch.setattr(tensorfile.json, "dumps", lambda value, **_: facts if value == {"a": 1} else json_dumps(value))
+    tensorfile.save(path, State({}, {"a": 1}))
+    with pytest.raises(CorruptFile, match="facts"):
+        tensorfile.load(path)
